@@ -1,0 +1,1 @@
+"""Target families: one file each, taps and attention are arguments of the forward."""

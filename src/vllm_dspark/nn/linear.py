@@ -1,0 +1,92 @@
+"""Linear layers and embeddings, dense or quantised, that can share and slice their rows."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, with W dense or in MLX's affine quantised form.
+
+    Attributes:
+        weight: [out, in] in a float type, or [out, in * bits / 32] uint32 when quantised.
+        scales, biases: [out, in / group_size], only when quantised.
+        bias: [out], only when the layer has one.
+    """
+
+    def __init__(
+        self,
+        weight: mx.array,
+        bias: mx.array | None = None,
+        *,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        group_size: int = 64,
+        bits: int = 4,
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        if bias is not None:
+            self.bias = bias
+        if scales is not None:
+            self.scales = scales
+            self.biases = biases
+        self.group_size = group_size
+        self.bits = bits
+
+    @property
+    def is_quantized(self) -> bool:
+        return "scales" in self
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Apply the layer to x [..., in] -> [..., out]."""
+        if self.is_quantized:
+            y = mx.quantized_matmul(
+                x, self.weight, self.scales, self.biases,
+                transpose=True, group_size=self.group_size, bits=self.bits,
+            )
+            return y + self.bias if "bias" in self else y
+        if "bias" in self:
+            return mx.addmm(self.bias, x, self.weight.T)
+        return x @ self.weight.T
+
+    def rows(self, start: int, stop: int) -> "Linear":
+        """Return the layer that computes outputs start..stop-1 from views of this one's arrays."""
+        cut = {name: self[name][start:stop] for name in ("scales", "biases") if name in self}
+        bias = self.bias[start:stop] if "bias" in self else None
+        return Linear(
+            self.weight[start:stop], bias, group_size=self.group_size, bits=self.bits, **cut
+        )
+
+    def quantized(self, *, group_size: int, bits: int) -> "Linear":
+        """Return this layer in affine quantised form; the input size divides by group_size."""
+        weight, scales, biases = mx.quantize(self.weight, group_size=group_size, bits=bits)
+        bias = self.bias if "bias" in self else None
+        return Linear(
+            weight, bias, scales=scales, biases=biases, group_size=group_size, bits=bits
+        )
+
+
+class Embedding(Linear):
+    """A table of rows that can be looked up, and used as an output head when tied."""
+
+    def lookup(self, ids: mx.array) -> mx.array:
+        """Read rows: ids [...] int32 -> [..., in]."""
+        if not self.is_quantized:
+            return self.weight[ids]
+        return mx.dequantize(
+            self.weight[ids], self.scales[ids], self.biases[ids],
+            group_size=self.group_size, bits=self.bits,
+        )
+
+
+def joined(layers: list[Linear]) -> Linear:
+    """Stack the outputs of layers with the same input and format into one layer."""
+    first = layers[0]
+    cut = {
+        name: mx.concatenate([layer[name] for layer in layers])
+        for name in ("scales", "biases")
+        if name in first
+    }
+    bias = mx.concatenate([layer.bias for layer in layers]) if "bias" in first else None
+    weight = mx.concatenate([layer.weight for layer in layers])
+    return Linear(weight, bias, group_size=first.group_size, bits=first.bits, **cut)

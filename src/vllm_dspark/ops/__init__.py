@@ -1,0 +1,1 @@
+"""Array operations with more than one implementation."""

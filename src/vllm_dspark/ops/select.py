@@ -1,0 +1,50 @@
+"""The operations that have more than one implementation, and the choice between them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import mlx.core as mx
+
+from vllm_dspark.errors import SettingsError
+from vllm_dspark.ops import fused, reference
+
+Mask = mx.array | str | None
+
+
+class Mix(Protocol):
+    """Attention of R requests with M rows each over L keys."""
+
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, *, mask: Mask, scale: float
+    ) -> mx.array:
+        """Mix values.
+
+        Args:
+            q: [R, H, M, D].
+            k, v: [R, KV, L, D]; H is a multiple of KV.
+            mask: [R or 1, 1, M, L] bool, True where a row may look; "causal" when row i of M
+                sees keys 0..L-M+i; None when every row sees every key.
+            scale: factor on the scores.
+
+        Returns:
+            [R, H, M, D].
+        """
+        ...
+
+
+MIXES: dict[str, Callable[..., mx.array]] = {
+    "reference": reference.mix,
+    "fused": fused.mix,
+}
+
+
+def make_mix(name: str) -> Mix:
+    """Return the named attention. Called once per process."""
+    if name not in MIXES:
+        raise SettingsError(f"there is no attention {name!r}; choose from {sorted(MIXES)}")
+    return MIXES[name]
+
+
+def default_mix_name() -> str:
+    """The attention for the default device: plain operations on a CPU, MLX's kernel on a GPU."""
+    return "fused" if mx.default_device() == mx.Device(mx.gpu) else "reference"

@@ -1,0 +1,196 @@
+"""What vLLM asks a worker; the one place that holds "not yet" states, since vLLM builds in stages."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from vllm_dspark.blas import load_blas
+from vllm_dspark.errors import UnsupportedError
+from vllm_dspark.plugin import compat
+from vllm_dspark.plugin.translate import ScheduleReader, translate_grammar, translate_result
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+
+    from vllm_dspark.runner.build import Loaded
+    from vllm_dspark.runner.step import Runner
+
+logger = init_logger(f"vllm.{__name__}")
+T = TypeVar("T")
+
+
+class FutureOutput(AsyncModelRunnerOutput):
+    """A step that the compute thread is still working on."""
+
+    def __init__(self, future: "Future[ModelRunnerOutput]") -> None:
+        self._future = future
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self._future.result()
+
+    def get_kv_connector_output(self) -> None:
+        return None
+
+
+class MLXWorker(WorkerBase):
+    """Runs every MLX call on one thread of its own.
+
+    With async scheduling ``sample_tokens`` returns at once and the scheduler works while the
+    thread computes; otherwise it waits.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int,
+        rank: int,
+        distributed_init_method: str,
+        is_driver_worker: bool = False,
+    ) -> None:
+        super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlx")
+        self._is_async = bool(self.scheduler_config.async_scheduling)
+        self._reader = ScheduleReader(self.model_config.seed or 0, keeps_drafts=self._is_async)
+        self._loaded: Loaded | None = None
+        self._runner: Runner | None = None
+        self._begun: Future[None] | None = None
+
+    def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        return self._thread.submit(function, *args, **options).result()
+
+    def init_device(self) -> None:
+        """Load the BLAS before MLX, and keep torch off the second core."""
+        self.device = torch.device("cpu")
+        compat.apply_patches()
+        torch.set_num_threads(1)
+        library = load_blas()
+        if not library.is_fast:
+            logger.warning(
+                "MLX will use %s, which is slow; run 'vllm-dspark doctor' to see what to install",
+                library.name,
+            )
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Read the target's weights onto the device."""
+        from vllm_dspark.plugin.locate import locate_model
+        from vllm_dspark.runner.build import load
+
+        folder = locate_model(self.model_config.model, self.model_config.revision)
+        dtype_name = str(self.model_config.dtype).removeprefix("torch.")
+        self._loaded = self._call(load, Path(folder), dtype_name)
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """One full-attention layer of keys and values per target layer."""
+        assert self._loaded is not None
+        shape = self._loaded.config.attention
+        spec = FullAttentionSpec(
+            block_size=self.cache_config.block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_dim,
+            dtype=self.model_config.dtype,
+        )
+        return {f"model.layers.{index}.self_attn": spec for index in range(shape.num_layers)}
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        return ["LBNHC"]
+
+    def determine_available_memory(self) -> int:
+        """Bytes for pages: the flag's, else a measured budget."""
+        from vllm_dspark.runner.memory import measure_budget
+
+        explicit = self.cache_config.kv_cache_memory_bytes
+        if explicit is not None:
+            return explicit
+        return self._call(
+            measure_budget,
+            self._loaded,
+            max_rows=self.scheduler_config.max_num_batched_tokens,
+            utilization=self.cache_config.gpu_memory_utilization,
+        )
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate pages and build the runner."""
+        from vllm_dspark.runner.build import build_runner
+
+        self._runner = self._call(
+            build_runner,
+            self._loaded,
+            num_blocks=kv_cache_config.num_blocks,
+            block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+            logprobs_mode=self.model_config.logprobs_mode,
+        )
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        return CompilationTimes(0.0, 0.0)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Nothing here is sized by the context limit."""
+        self.model_config.max_model_len = max_model_len
+
+    def execute_model(self, scheduler_output: "SchedulerOutput") -> ModelRunnerOutput | None:
+        """Start a step; None asks the engine to call ``sample_tokens``."""
+        assert self._runner is not None
+        schedule = self._reader.read(scheduler_output)
+        begun = self._thread.submit(self._runner.begin, schedule)
+        if schedule.turns:
+            self._begun = begun
+            return None
+        begun.result()
+        return ModelRunnerOutput(req_ids=[], req_id_to_index={})
+
+    def sample_tokens(
+        self, grammar_output: "GrammarOutput | None"
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Choose the step's tokens."""
+        assert self._begun is not None
+        future = self._thread.submit(self._finish, self._begun, grammar_output)
+        self._begun = None
+        return FutureOutput(future) if self._is_async else future.result()
+
+    def _finish(
+        self, begun: "Future[None]", grammar_output: "GrammarOutput | None"
+    ) -> ModelRunnerOutput:
+        assert self._runner is not None
+        begun.result()
+        grammar = translate_grammar(grammar_output, rows_per_request=1)
+        return translate_result(self._runner.finish(grammar))
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        return None
+
+    def execute_dummy_batch(self) -> None:
+        """Other engines' steps need nothing from this one."""
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def get_model(self) -> Any:
+        raise UnsupportedError(
+            "the model is made of MLX arrays, not a torch module: use mlx_lm to inspect it"
+        )
+
+    def synchronize_device(self) -> None:
+        """Wait for the compute thread."""
+        self._call(int)
+
+    def reset_mm_cache(self) -> None:
+        """There are no images to forget."""
+
+    def reset_encoder_cache(self) -> None:
+        """There are no images to forget."""
+
+    def list_loras(self) -> set[int]:
+        return set()
+
+    def shutdown(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._runner = None
+        self._loaded = None

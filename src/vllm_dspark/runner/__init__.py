@@ -1,0 +1,1 @@
+"""Requests, packing, the step and its one synchronisation."""

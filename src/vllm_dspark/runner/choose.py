@@ -1,0 +1,142 @@
+"""Logits of a step -> one chosen token per logits row, with scores where asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from vllm_dspark.runner.pack import Batch, Span
+from vllm_dspark.runner.schedule import Grammar
+from vllm_dspark.sampling.draw import draw, draw_key, shape_logits
+from vllm_dspark.sampling.logprobs import TokenScores, score_tokens
+from vllm_dspark.sampling.params import Sampling
+from vllm_dspark.sampling.rules import apply_edits, apply_grammar, make_edit
+
+LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitRow:
+    """One row of logits: the token that follows ``span``'s known tokens and ``num_drafts`` drafts.
+
+    Attributes:
+        index: which row of the step's logits.
+    """
+
+    span: Span
+    num_drafts: int
+    index: int
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.span.request.sampling
+
+    @property
+    def position(self) -> int:
+        return self.span.start + self.span.num_known + self.num_drafts
+
+    @property
+    def output_ids(self) -> list[int]:
+        request = self.span.request
+        return [*request.token_ids[request.num_prompt :], *self.span.drafts[: self.num_drafts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Chosen tokens of all logits rows.
+
+    Attributes:
+        token_ids: [S] int32.
+        scored_rows: indices of the rows that ``scores`` covers, in order.
+    """
+
+    token_ids: mx.array
+    scored_rows: tuple[int, ...]
+    scores: TokenScores | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.token_ids, *(self.scores.arrays if self.scores else [])]
+
+
+def logit_rows(batch: Batch) -> list[LogitRow]:
+    """All rows of a batch that need logits, in packed order."""
+    pairs = (
+        (span, num_drafts)
+        for span in batch.spans
+        if span.is_final
+        for num_drafts in range(len(span.drafts) + 1)
+    )
+    return [LogitRow(span, count, index) for index, (span, count) in enumerate(pairs)]
+
+
+def choose(
+    rows: Sequence[LogitRow], logits: mx.array, grammar: Grammar, logprobs_mode: str
+) -> Choices:
+    """Choose a token for every row.
+
+    Args:
+        rows: descriptions of the rows of ``logits``.
+        logits: [S, V] in the compute type.
+        grammar: masks of this step.
+        logprobs_mode: one of LOGPROBS_MODES, vLLM's --logprobs-mode.
+    """
+    raw = logits.astype(mx.float32)
+    ruled = _apply_rules(rows, raw, grammar)
+    options = [row.sampling for row in rows]
+    shaped = ruled if all(one.is_greedy for one in options) else shape_logits(ruled, options)
+    keys = [draw_key(row.sampling.seed, row.position) for row in rows]
+    tokens = draw(shaped, options, keys)
+    scored = tuple(row.index for row in rows if row.sampling.wants_logprobs)
+    if not scored:
+        return Choices(tokens, (), None)
+    base = shaped if logprobs_mode.startswith("processed") else raw
+    index = mx.array(list(scored))
+    scores = score_tokens(
+        base[index],
+        tokens[index],
+        num_top=_num_top([options[row] for row in scored]),
+        extra_ids=_extra_ids([options[row] for row in scored]),
+        is_logits=logprobs_mode.endswith("logits"),
+    )
+    return Choices(tokens, scored, scores)
+
+
+def _apply_rules(rows: Sequence[LogitRow], raw: mx.array, grammar: Grammar) -> mx.array:
+    vocab_size = raw.shape[1]
+    ruled = [row for row in rows if row.sampling.has_rules]
+    masked = [row for row in rows if row.span.request.request_id in grammar.bitmasks]
+    if not ruled and not masked:
+        return raw
+    edits = [
+        make_edit(
+            row.sampling,
+            row.span.request.token_ids[: row.span.request.num_prompt],
+            row.output_ids,
+            vocab_size,
+        )
+        for row in ruled
+    ]
+    edited = apply_edits(mx.array(raw), [row.index for row in ruled], edits)
+    if not masked:
+        return edited
+    bitmask = np.stack(
+        [grammar.bitmasks[row.span.request.request_id][row.num_drafts] for row in masked]
+    )
+    return apply_grammar(edited, [row.index for row in masked], bitmask)
+
+
+def _num_top(options: Sequence[Sampling]) -> int:
+    asked = [one.num_logprobs or 0 for one in options]
+    return -1 if -1 in asked else max(asked)
+
+
+def _extra_ids(options: Sequence[Sampling]) -> mx.array | None:
+    """[S, C] ids when every scored row names its own; rows are padded with their first id."""
+    if not all(one.logprob_ids for one in options):
+        return None
+    width = max(len(one.logprob_ids) for one in options)
+    padded = [[*one.logprob_ids, *[one.logprob_ids[0]] * (width - len(one.logprob_ids))]
+              for one in options]
+    return mx.array(padded, mx.int32)

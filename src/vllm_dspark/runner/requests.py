@@ -1,0 +1,84 @@
+"""The one table of live requests: tokens, counts and block tables."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vllm_dspark.errors import StateError
+from vllm_dspark.runner.schedule import Admission, HostScores, Schedule
+from vllm_dspark.sampling.params import Sampling
+
+
+@dataclass(slots=True)
+class Request:
+    """One live request.
+
+    Attributes:
+        token_ids: prompt and emitted tokens.
+        num_computed: tokens whose keys and values are in the pages; between steps this is also
+            the length of the draft context and the position of the anchor.
+        is_resumed: it was preempted after tokens had been emitted.
+        blocks: [B] int32 block table per KV cache group.
+        drafts: what the drafter proposed after ``token_ids``.
+        prompt_scores: scores of prompt rows done so far.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    num_computed: int
+    sampling: Sampling
+    blocks: list[np.ndarray]
+    is_resumed: bool = False
+    drafts: tuple[int, ...] = ()
+    prompt_scores: list[HostScores] = field(default_factory=list)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+class RequestTable:
+    """Live requests by id; follows the scheduler's decisions."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __getitem__(self, request_id: str) -> Request:
+        try:
+            return self._requests[request_id]
+        except KeyError:
+            raise StateError(
+                f"request {request_id} is scheduled but was never admitted; this is a bug"
+            ) from None
+
+    def follow(self, schedule: Schedule) -> None:
+        """Forget, admit and extend as the scheduler says."""
+        self._forget(schedule.forgotten)
+        for admission in schedule.admissions:
+            self._admit(admission)
+        for request_id, groups in schedule.new_blocks.items():
+            request = self[request_id]
+            request.blocks = [
+                np.concatenate([table, np.asarray(new, np.int32)])
+                for table, new in zip(request.blocks, groups, strict=True)
+            ]
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+
+    def _admit(self, admission: Admission) -> None:
+        self._requests[admission.request_id] = Request(
+            admission.request_id,
+            list(admission.token_ids),
+            admission.num_prompt,
+            admission.num_computed,
+            admission.sampling,
+            [np.asarray(table, np.int32) for table in admission.blocks],
+            is_resumed=len(admission.token_ids) > admission.num_prompt,
+        )
