@@ -4,12 +4,16 @@ Letters in shapes: R requests in the step, N packed token rows, K drafts per req
 H hidden size or query heads (as said), D head size, S cache slots.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
+if TYPE_CHECKING:
+    import mlx.core as mx
 
-Attend = Callable[[int, mx.array, mx.array, mx.array], mx.array]
+Attend = Callable[[int, "mx.array", "mx.array", "mx.array"], "mx.array"]
 """Attention of one layer over packed rows.
 
 (layer index, q [N, heads, D], k [N, kv heads, D], v [N, kv heads, D]) -> [N, heads, D]. Keys are

@@ -63,6 +63,35 @@ class PageLayout:
     segments: tuple[Segment, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """Where the contexts of R requests lie, for rows that are attended but not stored.
+
+    Attributes:
+        length: upper bound of the longest context.
+        view_start: first slot when there is one request and its blocks follow each other.
+        blocks: [R, width] int32 block tables otherwise.
+    """
+
+    length: int
+    width: int
+    view_start: int
+    blocks: mx.array | None
+
+
+def make_context_layout(
+    tables: Sequence[np.ndarray], bounds: Sequence[int], block_size: int
+) -> ContextLayout:
+    """Lay out contexts of at most ``bounds`` positions, one per block table."""
+    length = max(bounds)
+    width = num_pages(length, block_size)
+    if len(tables) == 1:
+        start = first_slot(tables[0][:width], block_size)
+        if start is not None:
+            return ContextLayout(length, width, start, None)
+    return ContextLayout(length, width, 0, mx.array(stack_blocks(tables, width)))
+
+
 def num_pages(num_tokens: int, block_size: int) -> int:
     """Blocks that num_tokens positions occupy."""
     return -(-num_tokens // block_size)

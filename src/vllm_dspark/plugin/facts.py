@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_dspark.blas import load_blas
+from vllm_dspark.errors import CheckpointError, SettingsError, UnsupportedError
+from vllm_dspark.models.registry import read_target_config
+from vllm_dspark.plugin.locate import locate_model
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+BLOCK_METHODS = ("dspark", "dflash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,34 @@ class EngineFacts:
     admission_width: int = 1
     load_format: str = "auto"
     has_watermark: bool = False
-    speculative_method: str = ""
+    speculative: "SpeculativeFacts | None" = None
+    additional_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeFacts:
+    """The parts of a speculative configuration that this build may have to refuse.
+
+    Attributes:
+        num_drafts: K.
+        trained_drafts: what the draft checkpoint was trained for; None where it has no block.
+        draft_problem: why the draft's config.json cannot be served with this target, or "".
+        top_k_problem: why ``dspark_draft_topk`` cannot be used, or "".
+        max_num_seqs, max_num_batched_tokens: of the scheduler.
+    """
+
+    method: str
+    num_drafts: int
+    trained_drafts: int | None = None
+    draft_problem: str = ""
+    top_k_problem: str = ""
+    draft_quantization: str = ""
+    draft_kv_cache_dtype: str = "auto"
+    draft_sample_method: str = "greedy"
+    rejection_sample_method: str = "standard"
+    is_adaptive: bool = False
+    max_num_seqs: int = 1
+    max_num_batched_tokens: int = 1 << 30
 
 
 def read_facts(config: "VllmConfig") -> EngineFacts:
@@ -74,5 +108,50 @@ def read_facts(config: "VllmConfig") -> EngineFacts:
         admission_width=1 + num_drafts,
         load_format=str(config.load_config.load_format),
         has_watermark=getattr(config, "watermark_config", None) is not None,
-        speculative_method=(speculative.method or "") if speculative else "",
+        speculative=read_speculative_facts(config) if speculative else None,
+        additional_config=dict(config.additional_config or {}),
     )
+
+
+def read_speculative_facts(config: "VllmConfig") -> SpeculativeFacts:
+    """Collect the facts of the speculative part; reads the draft's config.json."""
+    speculative, scheduler = config.speculative_config, config.scheduler_config
+    draft = {}
+    if speculative.method in BLOCK_METHODS:
+        draft = _read_draft(
+            config.model_config.hf_config.to_dict(),
+            speculative.draft_model_config.model,
+            speculative.dspark_draft_topk,
+        )
+    return SpeculativeFacts(
+        method=speculative.method or "",
+        num_drafts=speculative.num_speculative_tokens or 0,
+        draft_quantization=speculative.quantization or "",
+        draft_kv_cache_dtype=getattr(speculative, "kv_cache_dtype", None) or "auto",
+        draft_sample_method=speculative.draft_sample_method,
+        rejection_sample_method=speculative.rejection_sample_method,
+        is_adaptive=speculative.enable_adaptive_verification,
+        max_num_seqs=scheduler.max_num_active_seqs or scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        **draft,
+    )
+
+
+def _read_draft(target: Mapping[str, Any], folder: str, top_k: object) -> dict[str, Any]:
+    """Check a block draft against its target by their configs alone."""
+    # Imported here: these modules import MLX, and the BLAS must be loaded before it.
+    load_blas()
+    from vllm_dspark.checkpoints.draft import check_fits_target, read_draft_config, target_facts
+    from vllm_dspark.drafter.config import resolve_top_k
+
+    try:
+        draft = read_draft_config(locate_model(folder, None))
+        check_fits_target(draft, target_facts(read_target_config(target)))
+    except (CheckpointError, UnsupportedError) as error:
+        return {"draft_problem": str(error)}
+    problem = ""
+    try:
+        resolve_top_k(top_k, draft.top_k, draft.num_draft_logits)
+    except SettingsError as error:
+        problem = str(error)
+    return {"trained_drafts": draft.num_drafts, "top_k_problem": problem}

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 
 from vllm_dspark.errors import CheckpointError, UnsupportedError
 from vllm_dspark.models.registry import read_target_config
-from vllm_dspark.plugin.facts import EngineFacts
+from vllm_dspark.plugin.facts import BLOCK_METHODS, EngineFacts, SpeculativeFacts
 
 READ_LOAD_FORMATS = ("auto", "safetensors", "hf", "dummy")
 MLX_QUANTIZATION = "mlx"
+OPTIONS = {
+    "dspark_draft_quantization": (None, "q4", "q8"),
+    "dspark_draft_group": ("merged", "separate"),
+}
+"""Keys of --additional-config, each with the values it takes; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,15 @@ def _narrow_threshold(facts: EngineFacts) -> str | None:
     if not 0 < threshold < facts.admission_width:
         return None
     return f"long_prefill_token_threshold is {threshold}, below {facts.admission_width}"
+
+
+def _unknown_options(facts: EngineFacts) -> str | None:
+    for name, value in facts.additional_config.items():
+        if name not in OPTIONS:
+            return f"additional_config has {name!r}"
+        if value not in OPTIONS[name]:
+            return f"{name} is {value!r}, must be one of {list(OPTIONS[name])}"
+    return None
 
 
 GUARDS: tuple[Guard, ...] = (
@@ -176,24 +190,130 @@ GUARDS: tuple[Guard, ...] = (
         "it is not implemented: drop the watermark configuration",
     ),
     Guard(
-        "speculative-method",
-        lambda facts: _given(
-            f"speculative method is {facts.speculative_method!r}", bool(facts.speculative_method)
-        ),
-        "drafting is not part of this release: drop --speculative-config",
+        "additional-config",
+        _unknown_options,
+        f"the options of this plugin are {', '.join(sorted(OPTIONS))}: correct "
+        "--additional-config",
     ),
 )
 
 
-def broken_guards(facts: EngineFacts, guards: Sequence[Guard] = GUARDS) -> list[tuple[Guard, str]]:
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGuard:
+    """One speculative configuration that is refused; fields as in ``Guard``."""
+
+    name: str
+    find: Callable[[SpeculativeFacts], str | None]
+    advice: str
+
+
+METHODS = (*BLOCK_METHODS, "draft_model", "ngram")
+
+
+def _small_budget(facts: SpeculativeFacts) -> str | None:
+    needed = facts.max_num_seqs * (1 + facts.num_drafts)
+    if needed <= facts.max_num_batched_tokens:
+        return None
+    return (
+        f"{facts.max_num_seqs} requests that verify {facts.num_drafts} drafts need {needed} rows "
+        f"and max_num_batched_tokens is {facts.max_num_batched_tokens}"
+    )
+
+
+def _too_wide(facts: SpeculativeFacts) -> str | None:
+    trained = facts.trained_drafts
+    if trained is None or 1 <= facts.num_drafts <= trained:
+        return None
+    return f"num_speculative_tokens is {facts.num_drafts} and the draft was trained for {trained}"
+
+
+DRAFT_GUARDS: tuple[DraftGuard, ...] = (
+    DraftGuard(
+        "method",
+        lambda facts: _given(f"speculative method is {facts.method!r}", facts.method not in METHODS),
+        f"the methods here are {', '.join(METHODS)}: use one of them",
+    ),
+    DraftGuard(
+        "draft",
+        lambda facts: facts.draft_problem or None,
+        "give a DSpark or DFlash checkpoint that was trained for this target",
+    ),
+    DraftGuard(
+        "top-k",
+        lambda facts: facts.top_k_problem or None,
+        "correct dspark_draft_topk in --speculative-config",
+    ),
+    DraftGuard(
+        "width",
+        _too_wide,
+        "a bidirectional block wider than trained is another network: lower "
+        "num_speculative_tokens to the trained number",
+    ),
+    DraftGuard(
+        "adaptive-verification",
+        lambda facts: _given("adaptive verification is enabled", facts.is_adaptive),
+        "it is not implemented: drop enable_adaptive_verification",
+    ),
+    DraftGuard(
+        "draft-sampling",
+        lambda facts: _given(
+            f"draft_sample_method is {facts.draft_sample_method!r}",
+            facts.draft_sample_method != "greedy",
+        ),
+        "drafts are the draft's most likely tokens: use draft_sample_method greedy",
+    ),
+    DraftGuard(
+        "rejection",
+        lambda facts: _given(
+            f"rejection_sample_method is {facts.rejection_sample_method!r}",
+            facts.rejection_sample_method != "standard",
+        ),
+        "only exact verification is implemented: use rejection_sample_method standard",
+    ),
+    DraftGuard(
+        "draft-quantization",
+        lambda facts: _given(
+            f"the draft's quantization is {facts.draft_quantization!r}",
+            facts.draft_quantization not in ("", MLX_QUANTIZATION),
+        ),
+        "quantise the draft at load with --additional-config "
+        '\'{"dspark_draft_quantization": "q4"}\', or give a draft quantised by mlx',
+    ),
+    DraftGuard(
+        "draft-kv-dtype",
+        lambda facts: _given(
+            f"the draft's kv_cache_dtype is {facts.draft_kv_cache_dtype!r}",
+            facts.draft_kv_cache_dtype != "auto",
+        ),
+        "draft and target share pages of one precision: leave the draft's kv_cache_dtype out",
+    ),
+    DraftGuard(
+        "token-budget",
+        _small_budget,
+        "a step must be able to verify every request: raise --max-num-batched-tokens, or lower "
+        "--max-num-seqs or num_speculative_tokens",
+    ),
+)
+
+
+def broken_guards(
+    facts: EngineFacts,
+    guards: Sequence[Guard] = GUARDS,
+    draft_guards: Sequence[DraftGuard] = DRAFT_GUARDS,
+) -> list[tuple[Guard | DraftGuard, str]]:
     """Guards that a configuration breaks, each with what came."""
-    found = ((guard, guard.find(facts)) for guard in guards)
+    found: list[tuple[Guard | DraftGuard, str | None]]
+    found = [(guard, guard.find(facts)) for guard in guards]
+    if facts.speculative is not None:
+        found += [(guard, guard.find(facts.speculative)) for guard in draft_guards]
     return [(guard, what) for guard, what in found if what is not None]
 
 
-def check_facts(facts: EngineFacts, guards: Sequence[Guard] = GUARDS) -> None:
+def check_facts(facts: EngineFacts) -> None:
     """Raise UnsupportedError that lists every guard the configuration breaks."""
-    broken = broken_guards(facts, guards)
+    broken = broken_guards(facts)
     if broken:
         lines = [f"{what}; {guard.advice}" for guard, what in broken]
         raise UnsupportedError("this configuration is not supported:\n- " + "\n- ".join(lines))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from vllm.v1.outputs import LogprobsLists, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
 from vllm_dspark.runner.schedule import (
     Admission,
@@ -28,6 +28,9 @@ PLACEHOLDER = -1
 
 def translate_sampling(params: "SamplingParams", seed: int) -> Sampling:
     """Read a request's options; ``seed`` is used where it brings none."""
+    end_ids = set(params.stop_token_ids or ())
+    if params.eos_token_id is not None and not params.ignore_eos:
+        end_ids.add(params.eos_token_id)
     return Sampling(
         temperature=params.temperature,
         top_k=max(params.top_k, 0),
@@ -39,6 +42,8 @@ def translate_sampling(params: "SamplingParams", seed: int) -> Sampling:
         repetition_penalty=params.repetition_penalty,
         min_tokens=params.min_tokens,
         stop_ids=frozenset(params.all_stop_token_ids),
+        end_ids=frozenset(end_ids),
+        max_tokens=params.max_tokens,
         logit_bias=dict(params.logit_bias or {}),
         allowed_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids else None,
         bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
@@ -80,6 +85,7 @@ class ScheduleReader:
                 for request_id, num_tokens in output.num_scheduled_tokens.items()
             ),
             skip_drafts=output.skip_drafts,
+            num_drafts_wanted=output.num_spec_tokens_to_schedule,
         )
 
     def _admission(self, one: "NewRequestData") -> Admission:
@@ -163,3 +169,24 @@ def _to_tensors(scores: HostScores) -> LogprobsTensors:
         torch.from_numpy(scores.scores),
         torch.from_numpy(scores.ranks),
     )
+
+
+def translate_drafts(result: StepResult) -> DraftTokenIds:
+    """The drafts of a finished step."""
+    outcomes = result.outcomes
+    return DraftTokenIds(list(outcomes), [list(one.drafts) for one in outcomes.values()])
+
+
+def report_unverified(output: "SchedulerOutput", result: StepResult, grammar: Grammar) -> None:
+    """Tell the scheduler's statistics how many scheduled drafts were none.
+
+    Placeholders (padded admissions, and async scheduling's guesses) count as drafts otherwise. The
+    object is the engine's own as long as worker and scheduler share a process.
+    """
+    invalid = {}
+    for request_id, drafts in output.scheduled_spec_decode_tokens.items():
+        verified = result.outcomes[request_id].num_verified
+        verified = min(verified, grammar.num_acceptable.get(request_id, verified))
+        if verified < len(drafts):
+            invalid[request_id] = len(drafts) - verified
+    output.num_invalid_spec_tokens = invalid or None

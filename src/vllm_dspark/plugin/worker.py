@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,16 +14,36 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_dspark.blas import load_blas
 from vllm_dspark.errors import UnsupportedError
 from vllm_dspark.plugin import compat
-from vllm_dspark.plugin.translate import ScheduleReader, translate_grammar, translate_result
+from vllm_dspark.plugin.locate import locate_model
+from vllm_dspark.plugin.translate import (
+    ScheduleReader,
+    report_unverified,
+    translate_drafts,
+    translate_grammar,
+    translate_result,
+)
+from vllm_dspark.runner.schedule import StepResult
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
-    from vllm_dspark.runner.build import Loaded
+    from vllm_dspark.runner.build import DraftSettings, Loaded
     from vllm_dspark.runner.step import Runner
+    from vllm_dspark.types import AttentionShape
 
 logger = init_logger(f"vllm.{__name__}")
 T = TypeVar("T")
+
+TARGET_LAYER = "model.layers.{}.self_attn"
+DRAFT_LAYER = "draft.layers.{}.self_attn"
+
+
+def find_group(config: KVCacheConfig, layer_name: str) -> int:
+    """Index of the KV cache group that holds a layer; 0 where there is none."""
+    for index, group in enumerate(config.kv_cache_groups):
+        if layer_name in group.layer_names:
+            return index
+    return 0
 
 
 class FutureOutput(AsyncModelRunnerOutput):
@@ -62,6 +81,9 @@ class MLXWorker(WorkerBase):
         self._loaded: Loaded | None = None
         self._runner: Runner | None = None
         self._begun: Future[None] | None = None
+        self._output: SchedulerOutput | None = None
+        self._result = StepResult()
+        self._num_drafts = vllm_config.num_speculative_tokens
 
     def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         return self._thread.submit(function, *args, **options).result()
@@ -80,24 +102,47 @@ class MLXWorker(WorkerBase):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Read the target's weights onto the device."""
-        from vllm_dspark.plugin.locate import locate_model
         from vllm_dspark.runner.build import load
 
         folder = locate_model(self.model_config.model, self.model_config.revision)
         dtype_name = str(self.model_config.dtype).removeprefix("torch.")
-        self._loaded = self._call(load, Path(folder), dtype_name)
+        self._loaded = self._call(load, folder, dtype_name, self._draft_settings())
+
+    def _draft_settings(self) -> "DraftSettings | None":
+        from vllm_dspark.runner.build import DraftSettings
+
+        speculative = self.speculative_config
+        if speculative is None:
+            return None
+        draft = speculative.draft_model_config
+        options = self.vllm_config.additional_config or {}
+        return DraftSettings(
+            folder=locate_model(draft.model, draft.revision),
+            num_drafts=speculative.num_speculative_tokens,
+            top_k=speculative.dspark_draft_topk,
+            quantization=options.get("dspark_draft_quantization"),
+        )
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        """One full-attention layer of keys and values per target layer."""
+        """Layers of keys and values: the target's, and the draft's beside them."""
         assert self._loaded is not None
-        shape = self._loaded.config.attention
+        specs = self._layer_specs(self._loaded.config.attention, TARGET_LAYER, is_draft=False)
+        if self._loaded.draft is not None:
+            shape = self._loaded.draft.attention
+            specs.update(self._layer_specs(shape, DRAFT_LAYER, is_draft=True))
+        return specs
+
+    def _layer_specs(
+        self, shape: "AttentionShape", name: str, *, is_draft: bool
+    ) -> dict[str, KVCacheSpec]:
         spec = FullAttentionSpec(
             block_size=self.cache_config.block_size,
             num_kv_heads=shape.num_kv_heads,
             head_size=shape.head_dim,
             dtype=self.model_config.dtype,
+            is_draft=is_draft,
         )
-        return {f"model.layers.{index}.self_attn": spec for index in range(shape.num_layers)}
+        return {name.format(index): spec for index in range(shape.num_layers)}
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBNHC"]
@@ -124,7 +169,9 @@ class MLXWorker(WorkerBase):
             build_runner,
             self._loaded,
             num_blocks=kv_cache_config.num_blocks,
-            block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+            block_size=self.cache_config.block_size,
+            max_model_len=self.model_config.max_model_len,
+            draft_group=find_group(kv_cache_config, DRAFT_LAYER.format(0)),
             logprobs_mode=self.model_config.logprobs_mode,
         )
 
@@ -142,6 +189,7 @@ class MLXWorker(WorkerBase):
         begun = self._thread.submit(self._runner.begin, schedule)
         if schedule.turns:
             self._begun = begun
+            self._output = scheduler_output
             return None
         begun.result()
         return ModelRunnerOutput(req_ids=[], req_id_to_index={})
@@ -150,21 +198,27 @@ class MLXWorker(WorkerBase):
         self, grammar_output: "GrammarOutput | None"
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Choose the step's tokens."""
-        assert self._begun is not None
-        future = self._thread.submit(self._finish, self._begun, grammar_output)
-        self._begun = None
+        assert self._begun is not None and self._output is not None
+        future = self._thread.submit(self._finish, self._begun, self._output, grammar_output)
+        self._begun = self._output = None
         return FutureOutput(future) if self._is_async else future.result()
 
     def _finish(
-        self, begun: "Future[None]", grammar_output: "GrammarOutput | None"
+        self,
+        begun: "Future[None]",
+        output: "SchedulerOutput",
+        grammar_output: "GrammarOutput | None",
     ) -> ModelRunnerOutput:
         assert self._runner is not None
         begun.result()
-        grammar = translate_grammar(grammar_output, rows_per_request=1)
-        return translate_result(self._runner.finish(grammar))
+        grammar = translate_grammar(grammar_output, rows_per_request=1 + self._num_drafts)
+        self._result = self._runner.finish(grammar)
+        report_unverified(output, self._result, grammar)
+        return translate_result(self._result)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        return None
+        """The drafts of the last finished step, for a scheduler that wants to see them."""
+        return self._call(lambda: translate_drafts(self._result)) if self._num_drafts else None
 
     def execute_dummy_batch(self) -> None:
         """Other engines' steps need nothing from this one."""

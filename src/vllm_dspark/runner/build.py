@@ -1,19 +1,59 @@
 """Settings -> loaded networks -> a runner that can take a step."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 from vllm_dspark.cache.pool import KVPool
-from vllm_dspark.checkpoints.target import load_target
+from vllm_dspark.checkpoints.draft import (
+    check_fits_target,
+    load_drafter,
+    read_draft_config,
+    target_facts,
+)
+from vllm_dspark.checkpoints.target import load_target, read_target
+from vllm_dspark.drafter.config import resolve_top_k
+from vllm_dspark.drafter.drafter import Drafter
 from vllm_dspark.models.config import TargetConfig
 from vllm_dspark.models.decoder import Decoder
-from vllm_dspark.ops.select import default_mix_name, make_mix
+from vllm_dspark.ops.select import Mix, default_mix_name, make_mix
+from vllm_dspark.runner.drafting import NO_CONTEXT_LIMIT, DraftPolicy
+from vllm_dspark.runner.propose import BlockProposer, Proposer
 from vllm_dspark.runner.step import Runner
+from vllm_dspark.types import AttentionShape
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    """How a block draft is loaded and run.
+
+    Attributes:
+        folder: the checkpoint.
+        num_drafts: K; None is the trained number.
+        top_k: ``dspark_draft_topk``; overrides the checkpoint's.
+        quantization: None, "q4" or "q8": the form its matrices are converted to.
+    """
+
+    folder: Path
+    num_drafts: int | None = None
+    top_k: object = None
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A block draft on the device, with its settings resolved."""
+
+    drafter: Drafter
+    num_drafts: int
+    top_k: int | None
+
+    @property
+    def attention(self) -> AttentionShape:
+        return self.drafter.config.attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +67,83 @@ class Loaded:
     config: TargetConfig
     target: Decoder
     dtype: mx.Dtype
+    draft: LoadedDraft | None = None
 
 
-def load(folder: Path, dtype_name: str) -> Loaded:
-    """Read a target; ``dtype_name`` is one of DTYPES."""
+def load(folder: Path, dtype_name: str, draft: DraftSettings | None = None) -> Loaded:
+    """Read a target and its draft.
+
+    Args:
+        folder: the target.
+        dtype_name: one of DTYPES.
+        draft: None serves the target alone.
+
+    Raises:
+        CheckpointError, SettingsError: before any weights are read when the two do not fit.
+    """
     dtype = DTYPES[dtype_name]
+    if draft is None:
+        config, target = load_target(folder, dtype)
+        return Loaded(config, target, dtype)
+    facts = read_target(folder)
+    draft_config = read_draft_config(draft.folder)
+    check_fits_target(draft_config, target_facts(facts))
+    num_drafts = draft.num_drafts or draft_config.num_drafts
+    draft_config.slots_for(num_drafts)
+    top_k = resolve_top_k(draft.top_k, draft_config.top_k, draft_config.num_draft_logits)
     config, target = load_target(folder, dtype)
-    return Loaded(config, target, dtype)
+    drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
+    return Loaded(config, target, dtype, LoadedDraft(drafter, num_drafts, top_k))
 
 
 def build_runner(
-    loaded: Loaded, *, num_blocks: int, block_size: int, logprobs_mode: str = "raw_logprobs"
+    loaded: Loaded,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int = NO_CONTEXT_LIMIT,
+    draft_group: int = 0,
+    logprobs_mode: str = "raw_logprobs",
 ) -> Runner:
-    """Allocate the pages and return a finished runner."""
+    """Allocate the pages and return a finished runner.
+
+    Args:
+        num_blocks, block_size: of the pool that vLLM's scheduler hands out.
+        max_model_len: context limit.
+        draft_group: KV cache group whose block tables the draft layers follow.
+        logprobs_mode: vLLM's --logprobs-mode.
+    """
+    mix = make_mix(default_mix_name())
     pool = KVPool(
         loaded.config.attention, num_blocks=num_blocks, block_size=block_size, dtype=loaded.dtype
     )
+    proposer = None
+    if loaded.draft is not None:
+        proposer = _build_proposer(loaded, loaded.draft, mix, num_blocks, block_size, draft_group)
+        mx.eval(proposer.arrays)
     mx.eval(pool.arrays)
-    mix = make_mix(default_mix_name())
-    return Runner(loaded.target, pool, mix=mix, logprobs_mode=logprobs_mode)
+    return Runner(
+        loaded.target,
+        pool,
+        mix=mix,
+        proposer=proposer,
+        policy=DraftPolicy(max_model_len),
+        logprobs_mode=logprobs_mode,
+    )
 
 
-RunnerFactory = Callable[..., Runner]
+def _build_proposer(  # noqa: PLR0913 - private, all of one call
+    loaded: Loaded, draft: LoadedDraft, mix: Mix, num_blocks: int, block_size: int, group: int
+) -> Proposer:
+    pool = KVPool(
+        draft.attention, num_blocks=num_blocks, block_size=block_size, dtype=loaded.dtype
+    )
+    return BlockProposer(
+        draft.drafter,
+        loaded.target,
+        pool,
+        mix=mix,
+        num_drafts=draft.num_drafts,
+        top_k=draft.top_k,
+        group=group,
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from vllm_dspark.runner.pack import Batch, Span
 from vllm_dspark.runner.schedule import Grammar
 from vllm_dspark.sampling.draw import draw, draw_key, shape_logits
-from vllm_dspark.sampling.logprobs import TokenScores, score_tokens
+from vllm_dspark.sampling.logprobs import TOP_TOKEN, TokenScores, score_tokens
 from vllm_dspark.sampling.params import Sampling
 from vllm_dspark.sampling.rules import apply_edits, apply_grammar, make_edit
 
@@ -133,10 +133,12 @@ def _num_top(options: Sequence[Sampling]) -> int:
 
 
 def _extra_ids(options: Sequence[Sampling]) -> mx.array | None:
-    """[S, C] ids when every scored row names its own; rows are padded with their first id."""
-    if not all(one.logprob_ids for one in options):
-        return None
+    """[S, C] ids that rows name; -1 where a row's most likely tokens are wanted.
+
+    Short rows are padded with their first id: vLLM reads as many columns as a request asked for.
+    """
     width = max(len(one.logprob_ids) for one in options)
-    padded = [[*one.logprob_ids, *[one.logprob_ids[0]] * (width - len(one.logprob_ids))]
-              for one in options]
-    return mx.array(padded, mx.int32)
+    if not width:
+        return None
+    named = [one.logprob_ids or (TOP_TOKEN,) for one in options]
+    return mx.array([[*ids, *[ids[0]] * (width - len(ids))] for ids in named], mx.int32)

@@ -21,6 +21,7 @@ class Request:
         is_resumed: it was preempted after tokens had been emitted.
         blocks: [B] int32 block table per KV cache group.
         drafts: what the drafter proposed after ``token_ids``.
+        confidence_logits: [K] of those drafts and of the ones cut from them.
         prompt_scores: scores of prompt rows done so far.
     """
 
@@ -32,6 +33,7 @@ class Request:
     blocks: list[np.ndarray]
     is_resumed: bool = False
     drafts: tuple[int, ...] = ()
+    confidence_logits: np.ndarray | None = None
     prompt_scores: list[HostScores] = field(default_factory=list)
 
     @property

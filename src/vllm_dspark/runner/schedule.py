@@ -53,6 +53,7 @@ class Schedule:
         forgotten: requests that finished, were aborted or preempted before this step.
         new_blocks: blocks granted to running requests.
         skip_drafts: no request can use drafts proposed in this step.
+        num_drafts_wanted: K for the next step; None is the runner's own.
     """
 
     admissions: tuple[Admission, ...] = ()
@@ -60,6 +61,7 @@ class Schedule:
     new_blocks: Mapping[str, Blocks] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
     skip_drafts: bool = False
+    num_drafts_wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,14 @@ class Outcome:
         scores: one row per emitted token, or None when not asked for.
         prompt_scores: rows for prompt tokens 1.. when the prompt has just finished.
         drafts: proposals for the next step.
+        num_verified: drafts that this step verified.
     """
 
     token_ids: tuple[int, ...] = ()
     scores: HostScores | None = None
     prompt_scores: HostScores | None = None
     drafts: tuple[int, ...] = ()
+    num_verified: int = 0
 
 
 @dataclass(frozen=True, slots=True)

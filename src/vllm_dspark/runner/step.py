@@ -1,4 +1,4 @@
-"""One step of the engine: forward, choose, and the one wait for the device."""
+"""One step of the engine: forward, choose, verify, absorb, propose, and the one wait."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,18 +7,22 @@ import mlx.core as mx
 import numpy as np
 
 from vllm_dspark.cache.attend import CausalAttend
-from vllm_dspark.cache.layout import make_layout
+from vllm_dspark.cache.layout import PageLayout, make_layout
 from vllm_dspark.cache.pool import KVPool
+from vllm_dspark.drafter.drafter import Draft
 from vllm_dspark.errors import StateError
 from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix
-from vllm_dspark.runner.choose import Choices, choose, logit_rows
+from vllm_dspark.runner.choose import Choices, LogitRow, choose, logit_rows
+from vllm_dspark.runner.drafting import DraftPolicy, trim_drafts, trim_emitted
 from vllm_dspark.runner.pack import Batch, Span, pack
 from vllm_dspark.runner.prompt_scores import score_prompt_rows, wants_prompt_scores
+from vllm_dspark.runner.propose import Anchors, Proposer
 from vllm_dspark.runner.requests import Request, RequestTable
 from vllm_dspark.runner.schedule import Grammar, HostScores, Outcome, Schedule, StepResult
 from vllm_dspark.sampling.logprobs import TokenScores
 from vllm_dspark.types import Seen
+from vllm_dspark.verify.greedy import verify_greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +31,69 @@ class Pending:
 
     schedule: Schedule
     batch: Batch
+    layouts: Mapping[int, PageLayout]
     seen: Seen
     prompt_scores: Mapping[str, TokenScores]
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a step decided, still on the device.
+
+    Attributes:
+        finals: spans that emit, in packed order.
+        accepted: [R] int32, drafts accepted per final span.
+        drafting: indices into ``finals`` of the requests that draft.
+        draft: proposals of those, or None.
+    """
+
+    finals: tuple[Span, ...]
+    choices: Choices | None = None
+    accepted: mx.array | None = None
+    drafting: tuple[int, ...] = ()
+    draft: Draft | None = None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything that the step must wait for."""
+        arrays = list(self.choices.arrays) if self.choices else []
+        if self.accepted is not None:
+            arrays.append(self.accepted)
+        if self.draft is not None:
+            arrays.append(self.draft.tokens)
+            if self.draft.confidence_logits is not None:
+                arrays.append(self.draft.confidence_logits)
+        return arrays
+
+
 class Runner:
-    """Computes steps: ``begin`` builds the forward, ``finish`` chooses tokens and waits.
+    """Computes steps: ``begin`` builds the forward, ``finish`` decides and waits.
 
     Args:
         target: the network.
-        pool: pages of its layers.
+        pool: pages of its layers, KV cache group 0.
         mix: the attention operation.
+        proposer: source of drafts; None serves the target alone.
+        policy: who may draft.
         logprobs_mode: vLLM's --logprobs-mode.
     """
 
-    def __init__(
-        self, target: Decoder, pool: KVPool, *, mix: Mix, logprobs_mode: str = "raw_logprobs"
+    def __init__(  # noqa: PLR0913 - one argument per collaborator
+        self,
+        target: Decoder,
+        pool: KVPool,
+        *,
+        mix: Mix,
+        proposer: Proposer | None = None,
+        policy: DraftPolicy | None = None,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self.table = RequestTable()
+        self.policy = policy or DraftPolicy()
         self._target = target
         self._pool = pool
         self._mix = mix
+        self._proposer = proposer
         self._logprobs_mode = logprobs_mode
         self._pending: Pending | None = None
 
@@ -58,68 +104,192 @@ class Runner:
             self._pending = None
             return
         batch = pack(self.table, schedule.turns)
-        layout = make_layout([span.pages(0) for span in batch.spans], self._pool.block_size)
-        attend = CausalAttend(self._pool, layout, self._mix)
-        seen = self._target.forward(batch.token_ids, batch.positions, attend)
+        groups = {0} if self._proposer is None else {0, self._proposer.group}
+        layouts = {
+            group: make_layout([span.pages(group) for span in batch.spans], self._pool.block_size)
+            for group in groups
+        }
+        attend = CausalAttend(self._pool, layouts[0], self._mix)
+        taps = () if self._proposer is None else self._proposer.taps
+        seen = self._target.forward(batch.token_ids, batch.positions, attend, taps)
+        self._pending = Pending(schedule, batch, layouts, seen, self._score_prompts(batch, seen))
+
+    def finish(self, grammar: Grammar) -> StepResult:
+        """Decide tokens and drafts, wait for the device once, and commit the step."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return StepResult()
+        decided = self._decide(pending, grammar)
+        waited = [*self._pool.arrays, *decided.arrays]
+        if self._proposer is not None:
+            waited.extend(self._proposer.arrays)
+        for scores in pending.prompt_scores.values():
+            waited.extend(scores.arrays)
+        mx.eval(waited)
+        outcomes = self._commit(pending, decided)
+        order = [turn.request_id for turn in pending.schedule.turns]
+        return StepResult({request_id: outcomes[request_id] for request_id in order})
+
+    def _score_prompts(self, batch: Batch, seen: Seen) -> dict[str, TokenScores]:
         is_logits = self._logprobs_mode.endswith("logits")
-        prompt_scores = {
+        return {
             span.request.request_id: score_prompt_rows(
                 self._target, seen.hidden, span, is_logits=is_logits
             )
             for span in batch.spans
             if wants_prompt_scores(span)
         }
-        self._pending = Pending(schedule, batch, seen, prompt_scores)
 
-    def finish(self, grammar: Grammar) -> StepResult:
-        """Choose tokens, wait for the device once, and commit the step."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return StepResult()
-        choices = self._choose(pending, grammar)
-        waited = list(self._pool.arrays)
-        if choices is not None:
-            waited.extend(choices.arrays)
-        for scores in pending.prompt_scores.values():
-            waited.extend(scores.arrays)
-        mx.eval(waited)
-        outcomes = _outcomes(pending, choices)
-        order = [turn.request_id for turn in pending.schedule.turns]
-        return StepResult({request_id: outcomes[request_id] for request_id in order})
-
-    def _choose(self, pending: Pending, grammar: Grammar) -> Choices | None:
-        rows = logit_rows(pending.batch)
+    def _decide(self, pending: Pending, grammar: Grammar) -> Decided:
+        """The step as a lazy graph: choose, verify, absorb, propose."""
+        batch = pending.batch
+        finals = tuple(span for span in batch.spans if span.is_final)
+        if self._proposer is not None:
+            self._proposer.absorb(pending.seen, batch, pending.layouts[self._proposer.group])
+        rows = logit_rows(batch)
         if not rows:
-            return None
+            return Decided(finals)
+        choices = self._choose(pending, rows, grammar)
+        accepted, next_tokens = verify(finals, choices.token_ids, grammar)
+        drafting = self.policy.drafting(finals, pending.schedule, self._proposer)
+        if self._proposer is None or not drafting:
+            return Decided(finals, choices, accepted)
+        anchors = make_anchors(
+            [finals[index] for index in drafting],
+            _pick(accepted, drafting, len(finals)),
+            _pick(next_tokens, drafting, len(finals)),
+            self._proposer.group,
+        )
+        return Decided(finals, choices, accepted, drafting, self._proposer.propose(anchors))
+
+    def _choose(self, pending: Pending, rows: list[LogitRow], grammar: Grammar) -> Choices:
         hidden = pending.seen.hidden
         index = pending.batch.logit_rows
         if len(index) < hidden.shape[0]:
             hidden = hidden[mx.array(index)]
         return choose(rows, self._target.unembed(hidden), grammar, self._logprobs_mode)
 
+    def _commit(self, pending: Pending, decided: Decided) -> dict[str, Outcome]:
+        """Read evaluated arrays and advance every request."""
+        emitted = _emitted(decided)
+        scores = _scores(decided)
+        drafts = self._drafts(decided)
+        wanted = pending.schedule.num_drafts_wanted
+        outcomes: dict[str, Outcome] = {}
+        for span in pending.batch.spans:
+            request = span.request
+            request_id = request.request_id
+            tokens = emitted.get(request_id, ())
+            _advance(request, span, tokens)
+            request.drafts = ()
+            if request_id in drafts:
+                request.drafts = trim_drafts(drafts[request_id], request, self.policy)[:wanted]
+            own = scores.get(request_id)
+            prompt = pending.prompt_scores.get(request_id)
+            outcomes[request_id] = Outcome(
+                tokens,
+                None if own is None else _rows(own, 0, len(tokens)),
+                _collect_prompt(request, span, prompt),
+                request.drafts,
+                len(span.drafts),
+            )
+        return outcomes
 
-def _outcomes(pending: Pending, choices: Choices | None) -> dict[str, Outcome]:
-    """Read evaluated arrays and advance every request."""
-    tokens = np.array(choices.token_ids) if choices else np.zeros(0, np.int32)
-    scores = _to_host(choices.scores) if choices and choices.scores else None
-    scored = {row: order for order, row in enumerate(choices.scored_rows)} if choices else {}
-    outcomes: dict[str, Outcome] = {}
+    def _drafts(self, decided: Decided) -> dict[str, tuple[int, ...]]:
+        if decided.draft is None:
+            return {}
+        table = np.array(decided.draft.tokens)
+        confidences: list[np.ndarray | None] = [None] * len(table)
+        if decided.draft.confidence_logits is not None:
+            confidences = list(np.array(decided.draft.confidence_logits))
+        drafts = {}
+        for index, row, confidence in zip(decided.drafting, table, confidences, strict=True):
+            request = decided.finals[index].request
+            request.confidence_logits = confidence
+            drafts[request.request_id] = tuple(int(token) for token in row)
+        return drafts
+
+
+def _pick(values: mx.array, index: tuple[int, ...], count: int) -> mx.array:
+    return values if len(index) == count else values[mx.array(list(index))]
+
+
+def verify(
+    finals: tuple[Span, ...], choices: mx.array, grammar: Grammar
+) -> tuple[mx.array, mx.array]:
+    """Accept the drafts that equal the chosen tokens.
+
+    A choice is what the target alone would have emitted after the same tokens: the argmax, or the
+    draw from its distribution with the position's own noise. Keeping a draft only where it equals
+    the choice therefore emits exactly what the target alone emits, sampled or not.
+
+    Args:
+        finals: spans that emit, in packed order.
+        choices: [S] int32, one per logits row of these spans, in order.
+        grammar: bounds how many drafts its masks covered.
+
+    Returns:
+        accepted [R] and next token [R], int32.
+    """
+    counts = [
+        min(len(span.drafts), grammar.num_acceptable.get(span.request.request_id, 1 << 30))
+        for span in finals
+    ]
+    width = max(len(span.drafts) for span in finals)
+    if width == 0:
+        return mx.zeros(len(finals), mx.int32), choices
+    table = np.zeros((len(finals), width), np.int32)
+    index = np.zeros((len(finals), width + 1), np.int32)
     first = 0
-    for span in pending.batch.spans:
-        request = span.request
-        emitted: tuple[int, ...] = ()
-        own_scores = None
-        if span.is_final:
-            emitted = tuple(int(token) for token in tokens[first : first + 1])
-            if scores is not None and first in scored:
-                own_scores = _rows(scores, scored[first], len(emitted))
-            first += len(span.drafts) + 1
-        _advance(request, span, emitted)
-        prompt = pending.prompt_scores.get(request.request_id)
-        outcomes[request.request_id] = Outcome(
-            emitted, own_scores, _collect_prompt(request, span, prompt)
-        )
-    return outcomes
+    for row, span in enumerate(finals):
+        num_drafts = len(span.drafts)
+        table[row, :num_drafts] = span.drafts
+        index[row, : num_drafts + 1] = np.arange(first, first + num_drafts + 1)
+        first += num_drafts + 1
+    return verify_greedy(mx.array(table), mx.array(counts, mx.int32), choices[mx.array(index)])
+
+
+def make_anchors(
+    spans: list[Span], accepted: mx.array, next_tokens: mx.array, group: int
+) -> Anchors:
+    """Describe the requests that draft: each anchor is the token the step has just decided."""
+    first = mx.array([span.start + span.num_known for span in spans], mx.int32)
+    return Anchors(
+        tokens=next_tokens,
+        positions=first + accepted,
+        tables=[span.request.blocks[group] for span in spans],
+        bounds=[span.start + span.num_rows for span in spans],
+    )
+
+
+def _emitted(decided: Decided) -> dict[str, tuple[int, ...]]:
+    """Tokens per emitting request: the choices at its accepted drafts and one more."""
+    if decided.choices is None:
+        return {}
+    choices = np.array(decided.choices.token_ids)
+    accepted = np.array(decided.accepted)
+    emitted, first = {}, 0
+    for span, count in zip(decided.finals, accepted, strict=True):
+        tokens = tuple(int(token) for token in choices[first : first + int(count) + 1])
+        emitted[span.request.request_id] = trim_emitted(tokens, span.request)
+        first += len(span.drafts) + 1
+    return emitted
+
+
+def _scores(decided: Decided) -> dict[str, HostScores]:
+    """All scored rows per request; the first ones belong to what was emitted."""
+    choices = decided.choices
+    if choices is None or choices.scores is None:
+        return {}
+    host = _to_host(choices.scores)
+    order = {row: position for position, row in enumerate(choices.scored_rows)}
+    scores, first = {}, 0
+    for span in decided.finals:
+        count = len(span.drafts) + 1
+        if first in order:
+            scores[span.request.request_id] = _rows(host, order[first], count)
+        first += count
+    return scores
 
 
 def _advance(request: Request, span: Span, emitted: tuple[int, ...]) -> None:

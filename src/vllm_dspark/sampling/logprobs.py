@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+TOP_TOKEN = -1
+"""Stands for "the most likely token of this rank" among ids that were asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
@@ -38,7 +41,8 @@ def score_tokens(
         logits: [S, V] float32.
         chosen: [S] int32.
         num_top: most likely tokens to report; -1 reports all V.
-        extra_ids: [S, C] int32 to report instead of the most likely ones.
+        extra_ids: [S, C] int32 to report instead of the most likely ones; a row of TOP_TOKEN
+            keeps the most likely ones. The table is as wide as the larger of C and ``num_top``.
         is_logits: report logits as they are, not log-probabilities.
     """
     scores = logits
@@ -47,13 +51,21 @@ def score_tokens(
     own = mx.take_along_axis(scores, chosen[:, None], axis=1)
     ranks = (scores > own).sum(axis=1).astype(mx.int32) + 1
     columns = [chosen[:, None].astype(mx.int32)]
+    count = scores.shape[1] if num_top < 0 else num_top
     if extra_ids is not None:
-        columns.append(extra_ids)
-    elif num_top:
-        count = scores.shape[1] if num_top < 0 else num_top
+        columns.append(_merge_ids(extra_ids, scores, count))
+    elif count:
         columns.append(top_ids(scores, count))
     ids = mx.concatenate(columns, axis=1)
     return TokenScores(ids, mx.take_along_axis(scores, ids, axis=1), ranks)
+
+
+def _merge_ids(extra_ids: mx.array, scores: mx.array, num_top: int) -> mx.array:
+    """Replace TOP_TOKEN by the most likely ids, and pad to num_top columns."""
+    width = max(extra_ids.shape[1], num_top)
+    padding = mx.repeat(extra_ids[:, :1], width - extra_ids.shape[1], axis=1)
+    wanted = mx.concatenate([extra_ids, padding], axis=1)
+    return mx.where(wanted == TOP_TOKEN, top_ids(scores, width), wanted)
 
 
 def top_ids(scores: mx.array, count: int) -> mx.array:

@@ -13,6 +13,8 @@ class Sampling:
         top_k: 0 keeps all tokens. top_p: 1 keeps all. min_p: 0 keeps all.
         seed: start of the request's random stream.
         stop_ids: end-of-sequence and stop token ids, banned until ``min_tokens``.
+        end_ids: the stop ids that do end the request (no end-of-sequence id under ignore_eos).
+        max_tokens: output tokens after which the request ends; None means the context limit.
         allowed_ids: only these may be sampled; None allows all.
         bad_words: token id sequences that may not appear.
         num_logprobs: alternatives to report per output token; None reports nothing, -1 all.
@@ -31,6 +33,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
+    end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -1,0 +1,1 @@
+"""Checkpoint folders in, finished networks out."""

@@ -1,0 +1,35 @@
+"""The environment, read and written in this one module.
+
+The package has no environment variables of its own; its options are vLLM's.
+What is read here belongs to other libraries and is only reported.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What other libraries read from the environment, as we report it.
+
+    Attributes:
+        openblas_coretype: the processor kernel that OpenBLAS is forced to, or "".
+    """
+
+    openblas_coretype: str = ""
+
+
+def read_environment() -> Environment:
+    """Read the variables of this process that change how fast or right MLX is."""
+    return Environment(openblas_coretype=os.environ.get("OPENBLAS_CORETYPE", ""))
+
+
+def set_environment_defaults(defaults: Mapping[str, str]) -> None:
+    """Set variables of other libraries, for this process and its children, unless set.
+
+    Args:
+        defaults: name to value; a name that the user exported keeps the user's value.
+    """
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
