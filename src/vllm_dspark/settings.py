@@ -7,6 +7,7 @@ What is read here belongs to other libraries and is only reported.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class Environment:
 def read_environment() -> Environment:
     """Read the variables of this process that change how fast or right MLX is."""
     return Environment(openblas_coretype=os.environ.get("OPENBLAS_CORETYPE", ""))
+
+
+def cache_folder() -> Path:
+    """Folder for what is measured once and read again: XDG's cache, or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "vllm-dspark"
 
 
 def set_environment_defaults(defaults: Mapping[str, str]) -> None:

@@ -47,7 +47,7 @@ def test_a_good_machine_has_nothing_to_fix() -> None:
         ({"gflops": 4.0}, "4 GFLOPS is little for openblas"),
         ({"openblas_coretype": "Haswell"}, "OPENBLAS_CORETYPE=Haswell"),
         ({"mlx_build": "metal"}, "not yet measured"),
-        ({"available_bytes": 1024**3}, "less than 2 GiB"),
+        ({"available_bytes": 1024**3}, "less than 4 GiB"),
     ],
 )
 def test_a_fault_is_named_with_advice(changes: dict[str, object], expected: str) -> None:

@@ -6,18 +6,23 @@ from typing import Any
 import pytest
 from engines import engine
 
+COMPACT_JSON = {"backend": "xgrammar", "disable_any_whitespace": True}
+"""A small model would fill its answer with the blank lines that JSON allows."""
+
 
 @pytest.fixture(scope="package")
 def sync_llm() -> Iterator[Any]:
     """A roomy engine without async scheduling, shared by the folder's tests."""
-    with engine(max_logprobs=-1) as llm:
+    with engine(max_logprobs=-1, structured_outputs_config=COMPACT_JSON) as llm:
         yield llm
 
 
 @pytest.fixture(scope="package")
 def async_llm() -> Iterator[Any]:
     """The same engine with async scheduling, vLLM's default."""
-    with engine(max_logprobs=-1, async_scheduling=True) as llm:
+    with engine(
+        max_logprobs=-1, structured_outputs_config=COMPACT_JSON, async_scheduling=True
+    ) as llm:
         yield llm
 
 

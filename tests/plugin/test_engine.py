@@ -169,3 +169,7 @@ def test_the_runner_forgets_finished_requests(llm: Any) -> None:
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
     assert len(worker._runner.table) <= 1
+
+
+def test_an_engine_can_be_printed(llm: Any) -> None:
+    assert "qkv_proj" in repr(llm)

@@ -65,7 +65,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """Where the contexts of R requests lie, for rows that are attended but not stored.
+    """Where the contexts of R requests lie, for rows whose positions are still on the device.
 
     Attributes:
         length: upper bound of the longest context.
@@ -82,10 +82,13 @@ class ContextLayout:
 def make_context_layout(
     tables: Sequence[np.ndarray], bounds: Sequence[int], block_size: int
 ) -> ContextLayout:
-    """Lay out contexts of at most ``bounds`` positions, one per block table."""
+    """Lay out contexts of at most ``bounds`` positions, one per block table.
+
+    Positions past a table lie in the null block 0.
+    """
     length = max(bounds)
     width = num_pages(length, block_size)
-    if len(tables) == 1:
+    if len(tables) == 1 and len(tables[0]) >= width:
         start = first_slot(tables[0][:width], block_size)
         if start is not None:
             return ContextLayout(length, width, start, None)

@@ -94,6 +94,7 @@ def _config(
         tap_states=_tap_states(own.items("target_layer_ids", int), num_target_layers),
         layers=layer_views(fields, sizes["num_layers"], is_causal=is_causal),
         top_k=own.integer("dspark_draft_topk", None),
+        confidence_temperatures=own.items("confidence_temperatures", float, ()),
         num_target_layers=num_target_layers,
         quantization=quantization,
         quantization_overrides=overrides,

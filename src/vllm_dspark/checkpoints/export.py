@@ -107,6 +107,8 @@ def export_config(config: DraftConfig, layout: str, *, dtype: str) -> dict[str, 
         heads["confidence_head_with_markov"] = config.confidence_kind == "hidden+markov"
     if config.top_k is not None:
         heads["dspark_draft_topk"] = config.top_k
+    if config.confidence_temperatures:
+        heads["confidence_temperatures"] = list(config.confidence_temperatures)
     shared = {"block_size": config.num_slots, "mask_token_id": config.mask_token_id, **heads}
     if layout == "deepspec":
         return _deepspec(config, shared, dtype)

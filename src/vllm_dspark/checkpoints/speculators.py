@@ -52,6 +52,7 @@ def parse_speculators(raw: Mapping[str, Any]) -> DraftConfig:
             sliding_is_causal=not fields.flag("sliding_window_non_causal", False),
         ),
         top_k=fields.integer("dspark_draft_topk", None),
+        confidence_temperatures=fields.items("confidence_temperatures", float, ()),
         quantization=quantization,
         quantization_overrides=overrides,
     )

@@ -41,6 +41,19 @@ def read_target(folder: Path) -> TargetConfig:
     return read_target_config(read_config_json(folder))
 
 
+def check_causal_draft(draft: TargetConfig, target: TargetConfig) -> None:
+    """Refuse a causal draft model whose token ids are not the target's.
+
+    Raises:
+        CheckpointError: the vocabularies differ in size.
+    """
+    if draft.vocab_size != target.vocab_size:
+        raise CheckpointError(
+            f"the vocabulary is {draft.vocab_size} in the draft model and {target.vocab_size} in "
+            "the target; use a draft model with the target's tokenizer"
+        )
+
+
 def read_tensors(folder: Path) -> dict[str, mx.array]:
     """Open every tensor of a folder's safetensors files; data is read on first use.
 
@@ -209,5 +222,7 @@ def load_target(folder: Path, dtype: mx.Dtype) -> tuple[TargetConfig, Decoder]:
     config = read_target(folder)
     network = build_target(read_tensors(folder), config, dtype)
     network.eval()
+    if mx.default_device() == mx.Device(mx.cpu):
+        network.lay_out_for_cpu()
     mx.eval(network.parameters())
     return config, network

@@ -18,7 +18,7 @@ PLUGIN_GROUP = "vllm.platform_plugins"
 PLUGIN_VALUE = "vllm_dspark.plugin:register"
 MATRIX_SIZE = 1024  # rows and columns of the measured matmul
 SLOW_GFLOPS = 20.0  # below this a CPU's matmul is the reference BLAS's, or starved
-TIGHT_BYTES = 2 * 1024**3  # vLLM's two processes and the demo model need about this
+TIGHT_BYTES = 4 * 1024**3  # measured: two processes of 2.3 and 0.8 GB serve the demo model
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ CHECKS = (
     Check(
         lambda r: 0 < r.available_bytes < TIGHT_BYTES,
         False,
-        "less than 2 GiB of memory is available, which is tight for the demo: close other programs",
+        "less than 4 GiB of memory is available, which is tight for the demo: close other programs",
     ),
 )
 

@@ -13,8 +13,10 @@ from vllm_dspark import __version__
 from vllm_dspark.errors import DSparkError
 
 COMMANDS = {
+    "bench": "vllm_dspark.cli.bench",
     "doctor": "vllm_dspark.cli.doctor",
     "fetch-demo": "vllm_dspark.cli.fetch_demo",
+    "parity": "vllm_dspark.cli.parity",
 }
 
 

@@ -83,6 +83,8 @@ class DraftConfig:
         confidence_kind: ``none``, ``hidden`` or ``hidden+markov``.
         layers: one view per draft layer.
         top_k: the checkpoint's ``dspark_draft_topk``.
+        confidence_temperatures: calibration, one per draft, that divides the confidence logits
+            before a planner reads them; empty without calibration.
         max_position_embeddings: positions that the draft was made for.
         num_target_layers: the target's depth, where the checkpoint says it.
         quantization: of a draft that is stored quantised.
@@ -112,6 +114,7 @@ class DraftConfig:
     layers: tuple[LayerView, ...]
     attention_bias: bool = False
     top_k: int | None = None
+    confidence_temperatures: tuple[float, ...] = ()
     max_position_embeddings: int
     num_target_layers: int | None = None
     quantization: Quantization | None = None
@@ -232,6 +235,9 @@ def _broken_choices(config: DraftConfig) -> Iterator[str]:
         yield f"markov_rank is {c.markov_rank} with a Markov head of kind {c.markov_kind!r}"
     if c.confidence_kind == "hidden+markov" and c.markov_rank == 0:
         yield "the confidence head reads a Markov embedding, but markov_rank is 0"
+    heats = c.confidence_temperatures
+    if heats and (len(heats) != c.num_drafts or not all(0 < heat < 1e3 for heat in heats)):
+        yield f"confidence_temperatures is {list(heats)}, must be {c.num_drafts} numbers above 0"
     if c.top_k is not None and not 1 <= c.top_k <= max(c.num_draft_logits, 1):
         yield f"dspark_draft_topk is {c.top_k}, must be 1..{c.num_draft_logits}"
 

@@ -7,6 +7,21 @@ from typing import Any
 from vllm_dspark.errors import CheckpointError
 from vllm_dspark.types import AttentionShape
 
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""Rotary scalings that ``nn.rotary`` implements, each with the keys it needs."""
+
+QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig:
@@ -56,7 +71,8 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the keys that every supported family shares.
 
     Raises:
-        CheckpointError: naming the first key that is missing.
+        CheckpointError: naming the first key that is missing or asks for something not
+            implemented.
     """
     names = {
         "hidden_size": "hidden_size",
@@ -74,6 +90,8 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
             )
     fields = {ours: raw[theirs] for ours, theirs in names.items()}
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    _check_rope(rope)
+    _check_quantization(raw.get("quantization") or {})
     fields["num_kv_heads"] = raw.get("num_key_value_heads") or raw["num_attention_heads"]
     fields["head_dim"] = (
         raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
@@ -93,3 +111,26 @@ def refuse_unless(raw: Mapping[str, Any], key: str, allowed: tuple[Any, ...]) ->
             f"config.json has {key} = {raw[key]!r}; this build implements "
             f"{' or '.join(map(repr, allowed))}: use another checkpoint"
         )
+
+
+def _check_rope(rope: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for rotary parameters that are not implemented or incomplete."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPE_KEYS:
+        raise CheckpointError(
+            f"config.json has rope type {kind!r}; this build implements "
+            f"{', '.join(ROPE_KEYS)}: use a checkpoint with one of these"
+        )
+    missing = [key for key in ROPE_KEYS[kind] if rope.get(key) is None]
+    if missing:
+        raise CheckpointError(
+            f"config.json has rope type {kind!r} without {missing[0]!r}, which it needs: "
+            "add it to rope_parameters"
+        )
+    refuse_unless(rope, "partial_rotary_factor", (1.0, None))
+
+
+def _check_quantization(entry: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless mlx-lm's quantization entry, if any, is one we can read."""
+    refuse_unless(entry, "mode", ("affine",))
+    refuse_unless(entry, "bits", QUANTIZED_BITS)

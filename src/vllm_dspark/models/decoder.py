@@ -121,6 +121,19 @@ class Decoder(nn.Module):
         states[len(self.layers) + 1] = hidden
         return Seen(hidden, tuple(states[tap] for tap in taps))
 
+    def lay_out_for_cpu(self) -> None:
+        """Store matrices the way a CPU multiplies fastest; a tied head gets its own copy."""
+        for layer in self.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for linear in (
+                attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+            ):
+                linear.lay_input_major()
+        if "lm_head" not in self and not self.embed_tokens.is_quantized:
+            self.lm_head = Linear(self.embed_tokens.weight)
+        if "lm_head" in self:
+            self.lm_head.lay_input_major()
+
     def embed(self, token_ids: mx.array) -> mx.array:
         """Look up token_ids [...] -> [..., H]."""
         return self.embed_tokens.lookup(token_ids)

@@ -49,6 +49,15 @@ class Linear(nn.Module):
             return mx.addmm(self.bias, x, self.weight.T)
         return x @ self.weight.T
 
+    def lay_input_major(self) -> None:
+        """Store a dense weight so that a product reads it along its outputs.
+
+        The shape stays [out, in]. OpenBLAS multiplies few rows by such a matrix about 1.4 times
+        faster (SmolLM2's sizes, 1 to 16 rows, one thread of an AMD EPYC); GPUs do not care.
+        """
+        if not self.is_quantized:
+            self.weight = mx.contiguous(self.weight.T).T
+
     def rows(self, start: int, stop: int) -> "Linear":
         """Return the layer that computes outputs start..stop-1 from views of this one's arrays."""
         cut = {name: self[name][start:stop] for name in ("scales", "biases") if name in self}

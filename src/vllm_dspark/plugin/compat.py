@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -41,6 +42,27 @@ def _still_accelerator_caches() -> None:
         torch.accelerator.empty_host_cache = _nothing
 
 
+def _skip_rounds_without_drafts() -> None:
+    """Wrap the two counters of draft rounds, once."""
+    # vLLM is not importable as a whole while it is loading the platform.
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+    for owner, name in ((SpecDecodingStats, "observe_draft"), (RequestSpecDecodeMetrics, "observe")):
+        original = getattr(owner, name)
+        if not hasattr(original, "__wrapped__"):
+            setattr(owner, name, _only_with_drafts(original))
+
+
+def _only_with_drafts(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def observe(self: Any, num_draft_tokens: int, *args: Any, **options: Any) -> None:
+        if num_draft_tokens > 0:
+            original(self, num_draft_tokens, *args, **options)
+
+    return observe
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "vllm",
@@ -49,6 +71,14 @@ PATCHES: tuple[Patch, ...] = (
         "and CPU torch raises at every engine shutdown",
         "",
         _still_accelerator_caches,
+    ),
+    Patch(
+        "vllm",
+        "SpecDecodingStats.observe_draft, RequestSpecDecodeMetrics.observe",
+        "an admission padded with placeholder drafts counts as a round although nothing was "
+        "drafted, which lowers the reported acceptance length",
+        "",
+        _skip_rounds_without_drafts,
     ),
 )
 

@@ -72,7 +72,7 @@ class SpeculativeFacts:
     draft_kv_cache_dtype: str = "auto"
     draft_sample_method: str = "greedy"
     rejection_sample_method: str = "standard"
-    is_adaptive: bool = False
+    is_parallel: bool = False
     max_num_seqs: int = 1
     max_num_batched_tokens: int = 1 << 30
 
@@ -116,13 +116,16 @@ def read_facts(config: "VllmConfig") -> EngineFacts:
 def read_speculative_facts(config: "VllmConfig") -> SpeculativeFacts:
     """Collect the facts of the speculative part; reads the draft's config.json."""
     speculative, scheduler = config.speculative_config, config.scheduler_config
+    target = config.model_config.hf_config.to_dict()
     draft = {}
     if speculative.method in BLOCK_METHODS:
         draft = _read_draft(
-            config.model_config.hf_config.to_dict(),
-            speculative.draft_model_config.model,
-            speculative.dspark_draft_topk,
+            target, speculative.draft_model_config.model, speculative.dspark_draft_topk
         )
+    elif speculative.method == "draft_model":
+        draft = _read_causal_draft(target, speculative.draft_model_config.model)
+    elif speculative.dspark_draft_topk is not None:
+        draft = {"top_k_problem": f"dspark_draft_topk is given for method {speculative.method!r}"}
     return SpeculativeFacts(
         method=speculative.method or "",
         num_drafts=speculative.num_speculative_tokens or 0,
@@ -130,7 +133,7 @@ def read_speculative_facts(config: "VllmConfig") -> SpeculativeFacts:
         draft_kv_cache_dtype=getattr(speculative, "kv_cache_dtype", None) or "auto",
         draft_sample_method=speculative.draft_sample_method,
         rejection_sample_method=speculative.rejection_sample_method,
-        is_adaptive=speculative.enable_adaptive_verification,
+        is_parallel=speculative.parallel_drafting,
         max_num_seqs=scheduler.max_num_active_seqs or scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         **draft,
@@ -155,3 +158,16 @@ def _read_draft(target: Mapping[str, Any], folder: str, top_k: object) -> dict[s
     except SettingsError as error:
         problem = str(error)
     return {"trained_drafts": draft.num_drafts, "top_k_problem": problem}
+
+
+def _read_causal_draft(target: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Check an ordinary draft model against its target by their configs alone."""
+    load_blas()
+    from vllm_dspark.checkpoints.target import check_causal_draft, read_target
+
+    try:
+        draft = read_target(locate_model(folder, None))
+        check_causal_draft(draft, read_target_config(target))
+    except CheckpointError as error:
+        return {"draft_problem": f"the draft model {folder} cannot be used: {error}"}
+    return {}

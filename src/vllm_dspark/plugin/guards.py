@@ -14,6 +14,11 @@ OPTIONS = {
     "dspark_draft_group": ("merged", "separate"),
 }
 """Keys of --additional-config, each with the values it takes; the first is the default."""
+OPTION_METHODS = {
+    "dspark_draft_quantization": BLOCK_METHODS,
+    "dspark_draft_group": (*BLOCK_METHODS, "draft_model"),
+}
+"""Speculative methods that an option acts on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,17 @@ def _experts(facts: EngineFacts) -> str | None:
     return f"the model is a mixture of experts ({named} in config.json)" if named else None
 
 
+QUANTIZATION_ADVICE = (
+    "this build reads unquantised and mlx-lm folders: take the unquantised model, or quantise it "
+    "with mlx_lm.convert -q"
+)
+
+
+def refused_quantization(method: str) -> str:
+    """The sentence for a quantisation method that is not MLX's own."""
+    return f"the model is quantised with {method!r}; {QUANTIZATION_ADVICE}"
+
+
 def _foreign_quantization(facts: EngineFacts) -> str | None:
     entry = facts.hf_config.get("quantization_config") or {}
     method = facts.quantization or entry.get("quant_method", "")
@@ -74,6 +90,15 @@ def _unknown_options(facts: EngineFacts) -> str | None:
             return f"additional_config has {name!r}"
         if value not in OPTIONS[name]:
             return f"{name} is {value!r}, must be one of {list(OPTIONS[name])}"
+    return None
+
+
+def _idle_option(facts: EngineFacts) -> str | None:
+    method = "" if facts.speculative is None else facts.speculative.method
+    for name, methods in OPTION_METHODS.items():
+        default = OPTIONS[name][0]
+        if facts.additional_config.get(name, default) != default and method not in methods:
+            return f"additional_config has {name!r} and the speculative method is {method!r}"
     return None
 
 
@@ -101,8 +126,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "quantization",
         _foreign_quantization,
-        "this build reads unquantised and mlx-lm 4- and 8-bit folders: convert it with "
-        "mlx_lm.convert -q",
+        QUANTIZATION_ADVICE,
     ),
     Guard(
         "kv-cache-dtype",
@@ -195,6 +219,12 @@ GUARDS: tuple[Guard, ...] = (
         f"the options of this plugin are {', '.join(sorted(OPTIONS))}: correct "
         "--additional-config",
     ),
+    Guard(
+        "idle-option",
+        _idle_option,
+        "it would do nothing with that method: leave the option out (a draft model is quantised "
+        "beforehand, with mlx_lm.convert -q)",
+    ),
 )
 
 
@@ -238,7 +268,8 @@ DRAFT_GUARDS: tuple[DraftGuard, ...] = (
     DraftGuard(
         "draft",
         lambda facts: facts.draft_problem or None,
-        "give a DSpark or DFlash checkpoint that was trained for this target",
+        "give a DSpark or DFlash checkpoint that was trained for this target, or for method "
+        "draft_model a small Qwen3 or Llama model with this target's tokenizer",
     ),
     DraftGuard(
         "top-k",
@@ -250,11 +281,6 @@ DRAFT_GUARDS: tuple[DraftGuard, ...] = (
         _too_wide,
         "a bidirectional block wider than trained is another network: lower "
         "num_speculative_tokens to the trained number",
-    ),
-    DraftGuard(
-        "adaptive-verification",
-        lambda facts: _given("adaptive verification is enabled", facts.is_adaptive),
-        "it is not implemented: drop enable_adaptive_verification",
     ),
     DraftGuard(
         "draft-sampling",

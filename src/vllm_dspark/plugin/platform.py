@@ -6,10 +6,11 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from vllm_dspark.errors import UnsupportedError
 from vllm_dspark.plugin import compat
 from vllm_dspark.plugin.device import device_kind
 from vllm_dspark.plugin.facts import read_facts
-from vllm_dspark.plugin.guards import check_facts
+from vllm_dspark.plugin.guards import check_facts, refused_quantization
 from vllm_dspark.plugin.request_guards import check_request
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ class MLXPlatform(Platform):
         """Any block size works; there is no backend to ask."""
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Refuse a method that is not MLX's own; vLLM asks before it builds the configuration."""
+        if quant not in cls.supported_quantization:
+            raise UnsupportedError(refused_quantization(quant))
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what is not implemented, and settle what has one answer here.
 
@@ -95,7 +102,11 @@ class MLXPlatform(Platform):
 
         compat.apply_patches()
         vllm_config.compilation_config.mode = CompilationMode.NONE
-        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+        speculative = vllm_config.speculative_config
+        # vLLM lets verification adapt only in a mode with full graphs; here nothing is captured.
+        is_adaptive = speculative is not None and speculative.enable_adaptive_verification
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if is_adaptive else CUDAGraphMode.NONE
+        vllm_config.compilation_config.cudagraph_mode = mode
         vllm_config.compilation_config.cudagraph_capture_sizes = []
         if vllm_config.cache_config.block_size is None:
             vllm_config.cache_config.block_size = DEFAULT_BLOCK_SIZE
@@ -104,7 +115,19 @@ class MLXPlatform(Platform):
         if vllm_config.model_config is None:
             return
         check_facts(read_facts(vllm_config))
+        if vllm_config.speculative_config is not None:
+            from vllm_dspark.plugin.counters import register_collector
+
+            register_collector(vllm_config)
         cls._settle_dtype(vllm_config)
+
+    @classmethod
+    def get_kv_cache_config_builder_cls(cls, vllm_config: "VllmConfig") -> str:
+        """The default builder merges draft and target layers of one geometry into one group."""
+        options = vllm_config.additional_config or {}
+        if options.get("dspark_draft_group") == "separate":
+            return "vllm_dspark.plugin.kv_groups.SeparateDraftGroup"
+        return super().get_kv_cache_config_builder_cls(vllm_config)
 
     @classmethod
     def _settle_dtype(cls, vllm_config: "VllmConfig") -> None:

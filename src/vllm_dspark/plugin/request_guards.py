@@ -44,7 +44,8 @@ def check_request(params: Any) -> None:
     """Raise VLLMValidationError for the first parameter that is refused."""
     for guard in REQUEST_GUARDS:
         value = getattr(params, guard.parameter, None)
-        if value not in guard.off:
+        # Compared by identity: vLLM turns some lists into arrays, whose == is not a truth value.
+        if not any(value is off for off in guard.off):
             raise VLLMValidationError(
                 f"{guard.parameter} is set; {guard.advice}", parameter=guard.parameter
             )

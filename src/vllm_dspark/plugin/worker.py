@@ -14,6 +14,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_dspark.blas import load_blas
 from vllm_dspark.errors import UnsupportedError
 from vllm_dspark.plugin import compat
+from vllm_dspark.plugin.counters import CounterFile, counter_path
 from vllm_dspark.plugin.locate import locate_model
 from vllm_dspark.plugin.translate import (
     ScheduleReader,
@@ -27,7 +28,7 @@ from vllm_dspark.runner.schedule import StepResult
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
-    from vllm_dspark.runner.build import DraftSettings, Loaded
+    from vllm_dspark.runner.build import AnyDraftSettings, Loaded
     from vllm_dspark.runner.step import Runner
     from vllm_dspark.types import AttentionShape
 
@@ -83,6 +84,9 @@ class MLXWorker(WorkerBase):
         self._begun: Future[None] | None = None
         self._output: SchedulerOutput | None = None
         self._result = StepResult()
+        self._num_blocks = 0
+        rank = self.parallel_config.data_parallel_rank
+        self._counters = CounterFile(counter_path(vllm_config.instance_id, rank))
         self._num_drafts = vllm_config.num_speculative_tokens
 
     def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -108,17 +112,25 @@ class MLXWorker(WorkerBase):
         dtype_name = str(self.model_config.dtype).removeprefix("torch.")
         self._loaded = self._call(load, folder, dtype_name, self._draft_settings())
 
-    def _draft_settings(self) -> "DraftSettings | None":
-        from vllm_dspark.runner.build import DraftSettings
+    def _draft_settings(self) -> "AnyDraftSettings | None":
+        from vllm_dspark.runner.build import CausalSettings, DraftSettings
+        from vllm_dspark.runner.lookup_proposer import LookupProposer
 
         speculative = self.speculative_config
         if speculative is None:
             return None
+        num_drafts = speculative.num_speculative_tokens
+        if speculative.method == "ngram":
+            shortest, longest = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+            return LookupProposer(shortest, longest, num_drafts)
         draft = speculative.draft_model_config
+        folder = locate_model(draft.model, draft.revision)
+        if speculative.method == "draft_model":
+            return CausalSettings(folder=folder, num_drafts=num_drafts)
         options = self.vllm_config.additional_config or {}
         return DraftSettings(
-            folder=locate_model(draft.model, draft.revision),
-            num_drafts=speculative.num_speculative_tokens,
+            folder=folder,
+            num_drafts=num_drafts,
             top_k=speculative.dspark_draft_topk,
             quantization=options.get("dspark_draft_quantization"),
         )
@@ -165,6 +177,7 @@ class MLXWorker(WorkerBase):
         """Allocate pages and build the runner."""
         from vllm_dspark.runner.build import build_runner
 
+        self._num_blocks = kv_cache_config.num_blocks
         self._runner = self._call(
             build_runner,
             self._loaded,
@@ -176,6 +189,22 @@ class MLXWorker(WorkerBase):
         )
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Measure what steps cost, where verification is to adapt to it."""
+        from vllm_dspark.runner.build import add_planner
+
+        speculative = self.speculative_config
+        if speculative is None or not speculative.enable_adaptive_verification:
+            return CompilationTimes(0.0, 0.0)
+        names = (self.model_config, speculative.draft_model_config)
+        costs = self._call(
+            add_planner,
+            self._runner,
+            self._loaded,
+            folders=[locate_model(one.model, one.revision) for one in names],
+            num_blocks=self._num_blocks,
+            block_size=self.cache_config.block_size,
+        )
+        logger.info("the draft planner uses these step costs: %s", costs.to_json())
         return CompilationTimes(0.0, 0.0)
 
     def update_max_model_len(self, max_model_len: int) -> None:
@@ -214,6 +243,8 @@ class MLXWorker(WorkerBase):
         grammar = translate_grammar(grammar_output, rows_per_request=1 + self._num_drafts)
         self._result = self._runner.finish(grammar)
         report_unverified(output, self._result, grammar)
+        if self._num_drafts:
+            self._counters.update(self._runner.policy)
         return translate_result(self._result)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
@@ -226,10 +257,25 @@ class MLXWorker(WorkerBase):
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
+    def get_model_inspection(self) -> str:
+        """The network as a tree of modules; ``repr`` of an ``LLM`` shows it."""
+        assert self._loaded is not None
+        return repr(self._loaded.target)
+
     def get_model(self) -> Any:
         raise UnsupportedError(
             "the model is made of MLX arrays, not a torch module: use mlx_lm to inspect it"
         )
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes in MLX's domains; benchmarks ask for it by ``collective_rpc``."""
+        import mlx.core as mx
+
+        return {
+            "mlx_active_bytes": mx.get_active_memory(),
+            "mlx_peak_bytes": mx.get_peak_memory(),
+            "mlx_cache_bytes": mx.get_cache_memory(),
+        }
 
     def synchronize_device(self) -> None:
         """Wait for the compute thread."""
@@ -246,5 +292,8 @@ class MLXWorker(WorkerBase):
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True)
+        if self._num_drafts and self._runner is not None:
+            self._counters.update(self._runner.policy, is_final=True)
+            self._counters.remove()
         self._runner = None
         self._loaded = None

@@ -1,10 +1,12 @@
 """Settings -> loaded networks -> a runner that can take a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
+from vllm_dspark import __version__
 from vllm_dspark.cache.pool import KVPool
 from vllm_dspark.checkpoints.draft import (
     check_fits_target,
@@ -12,13 +14,19 @@ from vllm_dspark.checkpoints.draft import (
     read_draft_config,
     target_facts,
 )
-from vllm_dspark.checkpoints.target import load_target, read_target
+from vllm_dspark.checkpoints.target import check_causal_draft, load_target, read_target
 from vllm_dspark.drafter.config import resolve_top_k
 from vllm_dspark.drafter.drafter import Drafter
 from vllm_dspark.models.config import TargetConfig
 from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix, default_mix_name, make_mix
+from vllm_dspark.planner.costs import CostTable
+from vllm_dspark.runner.causal_proposer import CausalProposer
+from vllm_dspark.runner.cost_cache import CostKey, describe_weights, read_costs, write_costs
 from vllm_dspark.runner.drafting import NO_CONTEXT_LIMIT, DraftPolicy
+from vllm_dspark.runner.lookup_proposer import LookupProposer
+from vllm_dspark.runner.measure import measure_costs
+from vllm_dspark.runner.planning import DraftPlanner
 from vllm_dspark.runner.propose import BlockProposer, Proposer
 from vllm_dspark.runner.step import Runner
 from vllm_dspark.types import AttentionShape
@@ -43,6 +51,23 @@ class DraftSettings:
     quantization: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalSettings:
+    """How an ordinary small model is loaded and run as a draft.
+
+    Attributes:
+        folder: the model, of a target family.
+        num_drafts: K.
+    """
+
+    folder: Path
+    num_drafts: int
+
+
+AnyDraftSettings = DraftSettings | CausalSettings | LookupProposer
+"""One kind per method; a lookup has nothing to load, so it is its own setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A block draft on the device, with its settings resolved."""
@@ -57,20 +82,36 @@ class LoadedDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedCausal:
+    """A causal draft model on the device."""
+
+    config: TargetConfig
+    model: Decoder
+    num_drafts: int
+
+    @property
+    def attention(self) -> AttentionShape:
+        return self.config.attention
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """Networks on the device.
 
     Attributes:
         dtype: compute type, also that of keys and values.
+        draft: network that drafts, with pages of its own layers.
+        lookup: source of drafts without a network.
     """
 
     config: TargetConfig
     target: Decoder
     dtype: mx.Dtype
-    draft: LoadedDraft | None = None
+    draft: LoadedDraft | LoadedCausal | None = None
+    lookup: LookupProposer | None = None
 
 
-def load(folder: Path, dtype_name: str, draft: DraftSettings | None = None) -> Loaded:
+def load(folder: Path, dtype_name: str, draft: AnyDraftSettings | None = None) -> Loaded:
     """Read a target and its draft.
 
     Args:
@@ -82,12 +123,21 @@ def load(folder: Path, dtype_name: str, draft: DraftSettings | None = None) -> L
         CheckpointError, SettingsError: before any weights are read when the two do not fit.
     """
     dtype = DTYPES[dtype_name]
-    if draft is None:
-        config, target = load_target(folder, dtype)
-        return Loaded(config, target, dtype)
-    facts = read_target(folder)
+    match draft:
+        case DraftSettings():
+            return _load_block_pair(folder, dtype, draft)
+        case CausalSettings():
+            check_causal_draft(read_target(draft.folder), read_target(folder))
+            config, target = load_target(folder, dtype)
+            loaded = LoadedCausal(*load_target(draft.folder, dtype), draft.num_drafts)
+            return Loaded(config, target, dtype, loaded)
+    config, target = load_target(folder, dtype)
+    return Loaded(config, target, dtype, lookup=draft)
+
+
+def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loaded:
     draft_config = read_draft_config(draft.folder)
-    check_fits_target(draft_config, target_facts(facts))
+    check_fits_target(draft_config, target_facts(read_target(folder)))
     num_drafts = draft.num_drafts or draft_config.num_drafts
     draft_config.slots_for(num_drafts)
     top_k = resolve_top_k(draft.top_k, draft_config.top_k, draft_config.num_draft_logits)
@@ -127,17 +177,69 @@ def build_runner(
         pool,
         mix=mix,
         proposer=proposer,
-        policy=DraftPolicy(max_model_len),
+        lookup=loaded.lookup,
+        policy=DraftPolicy(max_model_len, _temperatures(loaded.draft)),
         logprobs_mode=logprobs_mode,
     )
 
 
+def add_planner(
+    runner: Runner, loaded: Loaded, *, folders: Sequence[Path], num_blocks: int, block_size: int
+) -> CostTable:
+    """Give a fresh runner a planner, measuring step costs unless this machine has done so.
+
+    Args:
+        runner: without requests; its pages are written while measuring.
+        folders: target and draft.
+        num_blocks, block_size: of its pool.
+
+    Returns:
+        The cost table that is used.
+    """
+    assert loaded.draft is not None
+    num_drafts = loaded.draft.num_drafts
+    key = CostKey(
+        device=str(mx.default_device()),
+        mlx_version=mx.__version__,
+        package_version=__version__,
+        dtype=str(loaded.dtype),
+        target=str(folders[0]),
+        draft=str(folders[1]),
+        weights=describe_weights(folders),
+        num_drafts=num_drafts,
+        block_size=block_size,
+    )
+    costs = read_costs(key)
+    if costs is None:
+        costs = measure_costs(
+            runner, num_blocks=num_blocks, block_size=block_size, num_drafts=num_drafts
+        )
+        write_costs(key, costs)
+    runner.policy.planner = DraftPlanner(costs, num_drafts, _temperatures(loaded.draft))
+    return costs
+
+
+def _temperatures(draft: LoadedDraft | LoadedCausal | None) -> tuple[float, ...]:
+    if isinstance(draft, LoadedDraft):
+        return draft.drafter.config.confidence_temperatures
+    return ()
+
+
 def _build_proposer(  # noqa: PLR0913 - private, all of one call
-    loaded: Loaded, draft: LoadedDraft, mix: Mix, num_blocks: int, block_size: int, group: int
+    loaded: Loaded,
+    draft: LoadedDraft | LoadedCausal,
+    mix: Mix,
+    num_blocks: int,
+    block_size: int,
+    group: int,
 ) -> Proposer:
     pool = KVPool(
         draft.attention, num_blocks=num_blocks, block_size=block_size, dtype=loaded.dtype
     )
+    if isinstance(draft, LoadedCausal):
+        return CausalProposer(
+            draft.model, pool, mix=mix, num_drafts=draft.num_drafts, group=group
+        )
     return BlockProposer(
         draft.drafter,
         loaded.target,

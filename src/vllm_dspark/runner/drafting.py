@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm_dspark.planner.policy import survival_of
 from vllm_dspark.runner.pack import Span
-from vllm_dspark.runner.propose import Proposer
+from vllm_dspark.runner.planning import DraftPlanner
 from vllm_dspark.runner.requests import Request
 from vllm_dspark.runner.schedule import Schedule
 
@@ -36,17 +37,24 @@ class DraftPolicy:
 
     Attributes:
         max_model_len: context limit.
+        temperatures: calibration of the confidence head, one per slot or empty.
+        planner: chooses how many drafts are verified; None verifies all of them.
         reasons: why a request that emitted did not draft -> how often.
+        expected_tokens: sum, over ``expected_rounds`` rounds, of the tokens that the confidence
+            head expects a round to emit, the target's own included.
     """
 
     max_model_len: int = NO_CONTEXT_LIMIT
+    temperatures: tuple[float, ...] = ()
+    planner: DraftPlanner | None = None
     reasons: Counter[str] = field(default_factory=Counter)
+    expected_tokens: float = 0.0
+    expected_rounds: int = 0
 
-    def drafting(
-        self, finals: Sequence[Span], schedule: Schedule, proposer: Proposer | None
-    ) -> tuple[int, ...]:
+    def drafting(self, finals: Sequence[Span], schedule: Schedule) -> tuple[int, ...]:
         """Indices of the spans that draft in this step."""
-        if proposer is None:
+        if self.planner is not None and not self.planner.may_draft():
+            self.reasons["does_not_pay"] += len(finals)
             return ()
         chosen = []
         for index, span in enumerate(finals):
@@ -67,6 +75,33 @@ class DraftPolicy:
         if left <= 2:
             return "near_limit"
         return None
+
+    def settle(
+        self, proposals: Sequence[tuple[Request, tuple[int, ...]]], wanted: int | None
+    ) -> None:
+        """Give every request the part of its proposals that the next step is to verify.
+
+        Args:
+            proposals: requests that drafted, holding what the step emitted.
+            wanted: the scheduler's limit; None is none.
+        """
+        lengths: Sequence[int | None] = [None] * len(proposals)
+        if self.planner is not None and proposals:
+            lengths = self.planner.plan([request for request, _ in proposals])
+        for (request, drafts), length in zip(proposals, lengths, strict=True):
+            request.drafts = trim_drafts(drafts, request, self)[:wanted][:length]
+            self._expect(request)
+
+    def _expect(self, request: Request) -> None:
+        if request.confidence_logits is not None and request.drafts:
+            kept = request.confidence_logits[: len(request.drafts)]
+            self.expected_tokens += 1.0 + sum(survival_of(kept.tolist(), self.temperatures))
+            self.expected_rounds += 1
+
+    def observe_round(self, num_verified: int, num_accepted: int) -> None:
+        """Learn what became of one request's drafts."""
+        if self.planner is not None:
+            self.planner.observe_round(num_verified, num_accepted)
 
 
 def trim_drafts(

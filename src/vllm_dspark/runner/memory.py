@@ -11,8 +11,9 @@ from vllm_dspark.runner.schedule import Admission, Grammar, Schedule, Turn
 from vllm_dspark.sampling.params import Sampling
 
 PROBE_ROWS = (64, 128, 256)
-CPU_SHARE = 0.5
-"""Part of a CPU machine's free memory that counts as its working set: the rest is the system's."""
+CPU_SHARE, CPU_PAGES_BYTES = 0.5, 4 << 30
+"""A CPU has no recommended working set: half of the free memory, and at most what is in use and
+4 GiB for pages, which are cleared at start."""
 MIB = 1 << 20
 
 
@@ -23,7 +24,8 @@ def working_set_bytes() -> int:
     if mx.default_device() == mx.Device(mx.gpu) and recommended:
         return int(recommended)
     assert sys.platform != "darwin" or not recommended
-    return mx.get_active_memory() + int(psutil.virtual_memory().available * CPU_SHARE)
+    free = int(psutil.virtual_memory().available * CPU_SHARE)
+    return mx.get_active_memory() + min(free, CPU_PAGES_BYTES)
 
 
 def probe_bytes(loaded: Loaded, num_rows: int) -> int:

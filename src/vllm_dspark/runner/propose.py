@@ -1,4 +1,4 @@
-"""Where drafts come from: one protocol, and the block drafter behind it.
+"""Where drafts come from: the protocols, and the block drafter behind the first one.
 
 A proposer absorbs every computed row of every step, whether it drafts or not: the pages it writes
 may be adopted by a later prefix hit.
@@ -18,6 +18,7 @@ from vllm_dspark.drafter.drafter import Draft, Drafter
 from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix
 from vllm_dspark.runner.pack import Batch
+from vllm_dspark.runner.requests import Request
 from vllm_dspark.types import Seen
 
 
@@ -62,6 +63,14 @@ class Proposer(Protocol):
 
     def propose(self, anchors: Anchors) -> Draft:
         """Draft K tokens per request."""
+        ...
+
+
+class HostProposer(Protocol):
+    """A source of drafts that reads emitted tokens, so it is asked after the device."""
+
+    def lookup(self, request: Request) -> tuple[int, ...]:
+        """Drafts after the request's newest token."""
         ...
 
 

@@ -1,6 +1,7 @@
 """One step of the engine: forward, choose, verify, absorb, propose, and the one wait."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -14,10 +15,10 @@ from vllm_dspark.errors import StateError
 from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix
 from vllm_dspark.runner.choose import Choices, LogitRow, choose, logit_rows
-from vllm_dspark.runner.drafting import DraftPolicy, trim_drafts, trim_emitted
+from vllm_dspark.runner.drafting import DraftPolicy, trim_emitted
 from vllm_dspark.runner.pack import Batch, Span, pack
 from vllm_dspark.runner.prompt_scores import score_prompt_rows, wants_prompt_scores
-from vllm_dspark.runner.propose import Anchors, Proposer
+from vllm_dspark.runner.propose import Anchors, HostProposer, Proposer
 from vllm_dspark.runner.requests import Request, RequestTable
 from vllm_dspark.runner.schedule import Grammar, HostScores, Outcome, Schedule, StepResult
 from vllm_dspark.sampling.logprobs import TokenScores
@@ -34,6 +35,7 @@ class Pending:
     layouts: Mapping[int, PageLayout]
     seen: Seen
     prompt_scores: Mapping[str, TokenScores]
+    begin_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Decided:
         finals: spans that emit, in packed order.
         accepted: [R] int32, drafts accepted per final span.
         drafting: indices into ``finals`` of the requests that draft.
-        draft: proposals of those, or None.
+        draft: proposals of those; None without any, or when they are looked up on the host.
     """
 
     finals: tuple[Span, ...]
@@ -73,7 +75,8 @@ class Runner:
         target: the network.
         pool: pages of its layers, KV cache group 0.
         mix: the attention operation.
-        proposer: source of drafts; None serves the target alone.
+        proposer: source of drafts on the device; None without one.
+        lookup: source of drafts on the host, instead of a proposer.
         policy: who may draft.
         logprobs_mode: vLLM's --logprobs-mode.
     """
@@ -85,6 +88,7 @@ class Runner:
         *,
         mix: Mix,
         proposer: Proposer | None = None,
+        lookup: HostProposer | None = None,
         policy: DraftPolicy | None = None,
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
@@ -94,11 +98,23 @@ class Runner:
         self._pool = pool
         self._mix = mix
         self._proposer = proposer
+        self._lookup = lookup
         self._logprobs_mode = logprobs_mode
         self._pending: Pending | None = None
 
+    @property
+    def num_groups(self) -> int:
+        """KV cache groups whose block tables requests must bring."""
+        return 1 + (self._proposer.group if self._proposer is not None else 0)
+
+    def wrap_proposer(self, wrap: Callable[[Proposer], Proposer]) -> None:
+        """Put a source of drafts around the present one, e.g. to set how many are accepted."""
+        assert self._proposer is not None
+        self._proposer = wrap(self._proposer)
+
     def begin(self, schedule: Schedule) -> None:
         """Follow the scheduler and build this step's forward; the device is not waited for."""
+        started = time.perf_counter()
         self.table.follow(schedule)
         if not schedule.turns:
             self._pending = None
@@ -112,13 +128,16 @@ class Runner:
         attend = CausalAttend(self._pool, layouts[0], self._mix)
         taps = () if self._proposer is None else self._proposer.taps
         seen = self._target.forward(batch.token_ids, batch.positions, attend, taps)
-        self._pending = Pending(schedule, batch, layouts, seen, self._score_prompts(batch, seen))
+        scores = self._score_prompts(batch, seen)
+        spent = (time.perf_counter() - started) * 1e3
+        self._pending = Pending(schedule, batch, layouts, seen, scores, spent)
 
     def finish(self, grammar: Grammar) -> StepResult:
         """Decide tokens and drafts, wait for the device once, and commit the step."""
         pending, self._pending = self._pending, None
         if pending is None:
             return StepResult()
+        started = time.perf_counter()
         decided = self._decide(pending, grammar)
         waited = [*self._pool.arrays, *decided.arrays]
         if self._proposer is not None:
@@ -126,9 +145,24 @@ class Runner:
         for scores in pending.prompt_scores.values():
             waited.extend(scores.arrays)
         mx.eval(waited)
+        self._observe_time(pending, decided, (time.perf_counter() - started) * 1e3)
         outcomes = self._commit(pending, decided)
         order = [turn.request_id for turn in pending.schedule.turns]
         return StepResult({request_id: outcomes[request_id] for request_id in order})
+
+    def _observe_time(self, pending: Pending, decided: Decided, finish_ms: float) -> None:
+        """Tell the planner what a step cost that only decoded."""
+        spans = pending.batch.spans
+        planner = self.policy.planner
+        if planner is None or any(span.num_known > 1 for span in spans):
+            return
+        planner.observe_step(
+            num_requests=len(spans),
+            num_rows=pending.batch.num_rows,
+            context=sum(span.start for span in spans) / len(spans),
+            drafted=len(decided.drafting),
+            ms=pending.begin_ms + finish_ms,
+        )
 
     def _score_prompts(self, batch: Batch, seen: Seen) -> dict[str, TokenScores]:
         is_logits = self._logprobs_mode.endswith("logits")
@@ -151,9 +185,11 @@ class Runner:
             return Decided(finals)
         choices = self._choose(pending, rows, grammar)
         accepted, next_tokens = verify(finals, choices.token_ids, grammar)
-        drafting = self.policy.drafting(finals, pending.schedule, self._proposer)
+        drafting: tuple[int, ...] = ()
+        if self._proposer is not None or self._lookup is not None:
+            drafting = self.policy.drafting(finals, pending.schedule)
         if self._proposer is None or not drafting:
-            return Decided(finals, choices, accepted)
+            return Decided(finals, choices, accepted, drafting)
         anchors = make_anchors(
             [finals[index] for index in drafting],
             _pick(accepted, drafting, len(finals)),
@@ -173,17 +209,16 @@ class Runner:
         """Read evaluated arrays and advance every request."""
         emitted = _emitted(decided)
         scores = _scores(decided)
-        drafts = self._drafts(decided)
-        wanted = pending.schedule.num_drafts_wanted
+        for span in pending.batch.spans:
+            _advance(span.request, span, emitted.get(span.request.request_id, ()))
+            span.request.drafts = ()
+        self.policy.settle(self._proposals(decided), pending.schedule.num_drafts_wanted)
         outcomes: dict[str, Outcome] = {}
         for span in pending.batch.spans:
             request = span.request
             request_id = request.request_id
             tokens = emitted.get(request_id, ())
-            _advance(request, span, tokens)
-            request.drafts = ()
-            if request_id in drafts:
-                request.drafts = trim_drafts(drafts[request_id], request, self.policy)[:wanted]
+            self.policy.observe_round(len(span.drafts), len(tokens) - 1)
             own = scores.get(request_id)
             prompt = pending.prompt_scores.get(request_id)
             outcomes[request_id] = Outcome(
@@ -195,19 +230,21 @@ class Runner:
             )
         return outcomes
 
-    def _drafts(self, decided: Decided) -> dict[str, tuple[int, ...]]:
+    def _proposals(self, decided: Decided) -> list[tuple[Request, tuple[int, ...]]]:
+        """What was drafted, for requests that hold what the step emitted."""
+        requests = [decided.finals[index].request for index in decided.drafting]
+        if self._lookup is not None:
+            return [(one, self._lookup.lookup(one)) for one in requests]
         if decided.draft is None:
-            return {}
+            return []
         table = np.array(decided.draft.tokens)
-        confidences: list[np.ndarray | None] = [None] * len(table)
-        if decided.draft.confidence_logits is not None:
-            confidences = list(np.array(decided.draft.confidence_logits))
-        drafts = {}
-        for index, row, confidence in zip(decided.drafting, table, confidences, strict=True):
-            request = decided.finals[index].request
+        logits = decided.draft.confidence_logits
+        confidences = [None] * len(table) if logits is None else list(np.array(logits))
+        proposals = []
+        for request, row, confidence in zip(requests, table, confidences, strict=True):
             request.confidence_logits = confidence
-            drafts[request.request_id] = tuple(int(token) for token in row)
-        return drafts
+            proposals.append((request, tuple(int(token) for token in row)))
+        return proposals
 
 
 def _pick(values: mx.array, index: tuple[int, ...], count: int) -> mx.array:

@@ -41,7 +41,9 @@ def truncate(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     ordered = mx.where(rank < top_k[:, None], ordered, cut)
     mass = mx.softmax(ordered, axis=1, precise=True)
     before = mx.cumsum(mass, axis=1) - mass
-    kept = ((before < top_p[:, None]) | (rank == 0)) & (mass > 0)
+    # Sums round up to 1, so a top_p of 1 is not compared.
+    reached = (before >= top_p[:, None]) & (top_p[:, None] < 1.0) & (rank > 0)
+    kept = ~reached & (ordered > cut)
     last = mx.min(mx.where(kept, ordered, mx.array(mx.inf, mx.float32)), axis=1, keepdims=True)
     return mx.where(logits >= last, logits, cut)
 

@@ -1,0 +1,1 @@
+"""Timings and their record: steps, engines in process, servers, and the report of them."""

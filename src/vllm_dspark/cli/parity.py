@@ -1,0 +1,29 @@
+"""Compare this installation with recorded numbers and with references.
+
+A sub-command's module is built as a command's: a docstring, ``add_arguments(parser)`` and
+``run(args) -> int``.
+"""
+
+import argparse
+from importlib import import_module
+
+SUBJECTS = {
+    "conformance": "vllm_dspark.cli.parity_conformance",
+    "text": "vllm_dspark.cli.parity_text",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands."""
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for name, module_name in SUBJECTS.items():
+        module = import_module(module_name)
+        summary = (module.__doc__ or "").strip().splitlines()[0]
+        subject = subjects.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(subject)
+        subject.set_defaults(run_subject=module.run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one comparison: 0 when all is equal, 1 on any difference."""
+    return args.run_subject(args)

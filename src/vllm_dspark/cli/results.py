@@ -1,0 +1,43 @@
+"""Arguments, files and printing that the measuring commands share."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
+DEFAULT_PAIR = Path("pairs/SmolLM2-135M-Instruct-DSpark")
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the target, its draft and where the result goes."""
+    parser.add_argument(
+        "--model", type=Path, default=DEFAULT_MODEL, help="target folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--draft", type=Path, default=DEFAULT_PAIR, help="draft folder (default: %(default)s)"
+    )
+    parser.add_argument("--dtype", default="float32", help="compute type (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, help="write the JSON here too")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Parse "1,4,8"."""
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def command_line() -> str:
+    """How this process was called, without folders of the machine."""
+    return shlex.join(["vllm-dspark", *sys.argv[1:]])
+
+
+def publish(result: dict[str, Any], lines: Sequence[str], output: Path | None) -> None:
+    """Print the table and then the JSON as the last line; write the JSON where asked."""
+    print("\n".join(lines))
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result), flush=True)

@@ -1,0 +1,1 @@
+"""Proof that what is computed here equals the references."""

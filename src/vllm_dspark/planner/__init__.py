@@ -1,0 +1,1 @@
+"""How many drafts are worth verifying: arithmetic on lists of floats, no arrays, no clock."""

@@ -1,0 +1,1 @@
+"""Train a block draft for a target: make data, fit, calibrate."""
