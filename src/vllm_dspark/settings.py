@@ -40,3 +40,8 @@ def set_environment_defaults(defaults: Mapping[str, str]) -> None:
     """
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with ``extra``, for a child that must have it."""
+    return {**os.environ, **extra}

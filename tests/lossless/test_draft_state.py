@@ -35,9 +35,14 @@ def make_engine(name: str = VANILLA, **options: object) -> Engine:
     return Engine(make_runner(pair(name), **runner_options), **options)
 
 
-def run_cold(prompt: Sequence[int], name: str = VANILLA, sampling: Sampling = LONG) -> Live:
+def run_cold(prompt: Sequence[int], name: str = VANILLA, max_tokens: int = 24) -> Live:
+    return _run_cold(tuple(prompt), name, max_tokens)
+
+
+@functools.cache
+def _run_cold(prompt: tuple[int, ...], name: str, max_tokens: int) -> Live:
     engine = make_engine(name)
-    engine.add("cold", prompt, sampling)
+    engine.add("cold", prompt, Sampling(temperature=0.0, max_tokens=max_tokens))
     return engine.run().done["cold"]
 
 
@@ -126,7 +131,7 @@ def test_resuming_after_preemption_gives_the_uninterrupted_drafts(name: str, ste
     engine.step()
     engine.add("a", prompt, GREEDY, tokens=stopped.tokens)
     engine.run()
-    resumed, expected = engine.done["a"], run_cold(prompt, name, GREEDY)
+    resumed, expected = engine.done["a"], run_cold(prompt, name, 48)
     assert resumed.tokens == expected.tokens
     assert_clean([*stopped.proposals, *resumed.proposals], prompt, name)
     assert resumed.proposals[0].position == len(prompt) + len(stopped.tokens)
@@ -144,7 +149,7 @@ def test_resuming_on_its_own_pages_gives_the_uninterrupted_drafts(name: str) -> 
     engine.free = [block for block in engine.free if block not in kept]
     engine.add("a", prompt, GREEDY, tokens=stopped.tokens, shared=kept)
     engine.run()
-    expected = run_cold(prompt, name, GREEDY)
+    expected = run_cold(prompt, name, 48)
     assert engine.done["a"].tokens == expected.tokens
     assert_clean(engine.done["a"].proposals, prompt, name)
 
@@ -234,7 +239,7 @@ def test_fewer_drafts_are_the_first_of_the_full_block(num_drafts: int) -> None:
     live = engine.run().done["a"]
     assert live.tokens == output
     assert max(len(one.drafts) for one in live.proposals) == num_drafts
-    full = {one.position: one for one in run_cold(prompt, sampling=GREEDY).proposals}
+    full = {one.position: one for one in run_cold(prompt, max_tokens=48).proposals}
     common = [one for one in live.proposals if one.position in full]
     assert common
     for one in common:

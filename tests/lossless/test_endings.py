@@ -49,7 +49,7 @@ def test_min_tokens_holds_back_the_end_as_the_target_alone_does(min_tokens: int)
 
 
 @pytest.mark.parametrize("block_size", [8, 16])
-@pytest.mark.parametrize("room", range(1, 20))
+@pytest.mark.parametrize("room", [*range(1, 11), 15, 16, 17])
 @pytest.mark.parametrize("kind", ["draft", "oracle"])
 def test_a_request_runs_to_exactly_the_context_limit(
     block_size: int, room: int, kind: str

@@ -139,9 +139,7 @@ def test_an_urgent_request_overtakes_and_nobody_is_harmed(is_async: bool) -> Non
 
 
 @pytest.mark.parametrize("steps_before", [1, 2, 7])
-def test_an_abort_frees_its_blocks_and_leaves_the_others_alone(
-    llm: Any, steps_before: int
-) -> None:
+def test_an_abort_frees_its_blocks_and_leaves_the_others_alone(llm: Any, steps_before: int) -> None:
     before = free_blocks(llm)
     core = llm.llm_engine
     for index, prompt in enumerate(PROMPTS):

@@ -49,9 +49,7 @@ def test_completions_equal_mlx_lm_also_for_clients_together(client: Any) -> None
     expected = [tokenizer.decode(reference_tokens(prompt, 24)) for prompt in PROMPTS]
     extra = {"ignore_eos": True, "skip_special_tokens": False}
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = list(
-            pool.map(lambda prompt: complete(client, prompt, extra_body=extra), PROMPTS)
-        )
+        answers = list(pool.map(lambda prompt: complete(client, prompt, extra_body=extra), PROMPTS))
     assert [answer.choices[0].text for answer in answers] == expected
 
 

@@ -107,6 +107,16 @@ class Drafting:
         """Share of rounds that accepted drafts 1..n, per position."""
         return [round(count / max(self.rounds, 1), 4) for count in self.accepted_at]
 
+    def since(self, before: "Drafting") -> "Drafting":
+        """Counts after an earlier reading of the same ever-growing counters."""
+        start = before.accepted_at or (0,) * len(self.accepted_at)
+        return Drafting(
+            self.rounds - before.rounds,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            tuple(int(one - two) for one, two in zip(self.accepted_at, start, strict=True)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -36,10 +36,6 @@ def llm_options(spec: ArmSpec) -> dict[str, Any]:
             options["speculative_config"]["num_speculative_tokens"] = spec.num_drafts
     if spec.synthetic:
         options["worker_cls"] = SYNTHETIC_WORKER
-        options["additional_config"] = {
-            "synthetic_rates": list(spec.synthetic),
-            "synthetic_answers": spec.answers,
-        }
     return {**options, **spec.options}
 
 
@@ -48,7 +44,10 @@ def make_engine(spec: ArmSpec) -> "VLLMEngine":
     set_environment_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     from vllm import LLM
 
-    return VLLMEngine(LLM(**llm_options(spec)))
+    llm = LLM(**llm_options(spec))
+    if spec.synthetic:
+        llm.collective_rpc("set_rates", args=(list(spec.synthetic), spec.answers))
+    return VLLMEngine(llm)
 
 
 class VLLMEngine:
@@ -76,7 +75,7 @@ class VLLMEngine:
         free, before = self._free_blocks(), self._drafting()
         loop = ClosedLoop(self.llm.llm_engine, asks, clients, f"run{self._num_runs}")
         answers, seconds = loop.run()
-        return Run(answers, seconds, minus(self._drafting(), before), free - self._free_blocks())
+        return Run(answers, seconds, self._drafting().since(before), free - self._free_blocks())
 
     def _drafting(self) -> Drafting:
         found: dict[str, Any] = {}
@@ -106,17 +105,6 @@ class VLLMEngine:
     def reset_cache(self) -> None:
         """Forget cached prefixes."""
         self.llm.reset_prefix_cache()
-
-
-def minus(after: Drafting, before: Drafting) -> Drafting:
-    """Counts between two readings of ever-growing counters."""
-    start = before.accepted_at or (0,) * len(after.accepted_at)
-    return Drafting(
-        after.rounds - before.rounds,
-        after.drafted - before.drafted,
-        after.accepted - before.accepted,
-        tuple(int(one - two) for one, two in zip(after.accepted_at, start, strict=True)),
-    )
 
 
 class ClosedLoop:

@@ -105,7 +105,7 @@ def read_commit(folder: Path = Path(__file__).parent) -> str:
 class Disturbance:
     """How many cores other programs used between ``start`` and ``others``.
 
-    The processor time of this process and its live children is taken out.
+    The processor time of this process and its children is taken out.
     """
 
     wall: float
@@ -136,5 +136,6 @@ def _own_seconds() -> float:
             times = one.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system
+        total += times.user + times.system  # and of children that have ended
+        total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total

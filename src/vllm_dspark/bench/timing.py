@@ -1,5 +1,6 @@
 """Medians with their spread, and ratios that say whether they mean anything."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Spread:
 def percentile(values: Sequence[float], share: float) -> float:
     """Value below which ``share`` (0..1) of the values lie, by the nearest rank."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
 
 
 def time_ms(function: Callable[[], Any], *, repeats: int, warmups: int = 2) -> Spread:

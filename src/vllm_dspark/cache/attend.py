@@ -77,6 +77,8 @@ class BlockAttend:
         self._layers = layers
         self._scale = pool.shape.head_dim**-0.5
         length = layout.width * pool.block_size if layout.blocks is not None else layout.length
+        if any(layout.firsts):
+            lengths = lengths - mx.array(layout.firsts, mx.int32)
         self._masks = {
             one: block_mask(lengths, length, num_slots, window=one[0], is_causal=one[1])
             for one in set(layers)

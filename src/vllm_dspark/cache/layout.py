@@ -68,31 +68,40 @@ class ContextLayout:
     """Where the contexts of R requests lie, for rows whose positions are still on the device.
 
     Attributes:
-        length: upper bound of the longest context.
+        length: upper bound of the longest context, counted from ``firsts``.
+        firsts: position of each request's first key, a multiple of the block size.
         view_start: first slot when there is one request and its blocks follow each other.
-        blocks: [R, width] int32 block tables otherwise.
+        blocks: [R, width] int32 block tables otherwise, from the block of ``firsts`` on.
     """
 
     length: int
     width: int
+    firsts: tuple[int, ...]
     view_start: int
     blocks: mx.array | None
 
 
 def make_context_layout(
-    tables: Sequence[np.ndarray], bounds: Sequence[int], block_size: int
+    tables: Sequence[np.ndarray],
+    bounds: Sequence[int],
+    block_size: int,
+    reach: int | None = None,
 ) -> ContextLayout:
     """Lay out contexts of at most ``bounds`` positions, one per block table.
 
-    Positions past a table lie in the null block 0.
+    Positions past a table lie in the null block 0. With ``reach``, only that many positions before
+    each bound are laid out (rounded up to blocks).
     """
-    length = max(bounds)
+    skipped = [0 if reach is None else max(bound - reach, 0) // block_size for bound in bounds]
+    firsts = tuple(count * block_size for count in skipped)
+    length = max(bound - first for bound, first in zip(bounds, firsts, strict=True))
     width = num_pages(length, block_size)
-    if len(tables) == 1 and len(tables[0]) >= width:
-        start = first_slot(tables[0][:width], block_size)
+    cut = [table[count:] for table, count in zip(tables, skipped, strict=True)]
+    if len(cut) == 1 and len(cut[0]) >= width:
+        start = first_slot(cut[0][:width], block_size)
         if start is not None:
-            return ContextLayout(length, width, start, None)
-    return ContextLayout(length, width, 0, mx.array(stack_blocks(tables, width)))
+            return ContextLayout(length, width, firsts, start, None)
+    return ContextLayout(length, width, firsts, 0, mx.array(stack_blocks(cut, width)))
 
 
 def num_pages(num_tokens: int, block_size: int) -> int:

@@ -9,6 +9,8 @@ from importlib import import_module
 
 SUBJECTS = {
     "steps": "vllm_dspark.cli.bench_steps",
+    "offline": "vllm_dspark.cli.bench_offline",
+    "serve": "vllm_dspark.cli.bench_serve",
 }
 
 

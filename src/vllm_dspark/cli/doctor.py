@@ -146,11 +146,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if something is broken, else 0."""
     report = examine()
     hits = findings(report)
+    # Imported here: it imports MLX, which must come after the BLAS.
+    from vllm_dspark.cli.cost_tables import describe_costs
+    from vllm_dspark.runner.cost_cache import list_costs
+
     if args.json:
         listed = [{"is_broken": check.is_broken, "advice": text} for check, text in hits]
-        print(json.dumps({"report": asdict(report), "findings": listed}, indent=2))
+        print(json.dumps(
+            {"report": asdict(report), "findings": listed, "step_costs": list_costs()}, indent=2
+        ))
     else:
-        print("\n".join([*describe(report), "", *describe_findings(hits)]))
+        lines = [*describe(report), "", *describe_costs(), "", *describe_findings(hits)]
+        print("\n".join(lines))
     return 1 if any(check.is_broken for check, _ in hits) else 0
 
 

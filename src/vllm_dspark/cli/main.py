@@ -17,6 +17,8 @@ COMMANDS = {
     "doctor": "vllm_dspark.cli.doctor",
     "fetch-demo": "vllm_dspark.cli.fetch_demo",
     "parity": "vllm_dspark.cli.parity",
+    "report": "vllm_dspark.cli.report",
+    "train": "vllm_dspark.cli.train",
 }
 
 

@@ -41,3 +41,25 @@ def publish(result: dict[str, Any], lines: Sequence[str], output: Path | None) -
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result), flush=True)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse "chat,code"."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what ``bench offline`` and ``bench serve`` both take."""
+    parser.add_argument(
+        "--workloads",
+        type=names,
+        default=("chat", "code", "maths"),
+        help="of chat, code, maths, context-1k, context-4k, shared-prefix, repeated, sampled",
+    )
+    parser.add_argument("--clients", type=numbers, default=(1, 4), metavar="N,N")
+    parser.add_argument("--requests", type=int, default=4, help="requests of a workload, at least")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--num-drafts", type=int, default=0, help="K (default: as trained)")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--gate", default="", help="precision of the output check (default: dtype)")

@@ -17,6 +17,8 @@ from vllm_dspark.nn.linear import Embedding, Linear
 
 Embed = Callable[[mx.array], mx.array]
 Unembed = Callable[[mx.array], mx.array]
+Pick = Callable[[int, mx.array], mx.array]
+"""(slot, corrected logits [R, Vd]) -> draft ids [R]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,15 @@ class Draft:
         base_logits: [R, K, Vd] before the Markov bias, or None unless asked for.
         corrected_logits: [R, K, Vd] that the tokens are the argmax of (-inf outside the
             candidates of a top-k walk), or None unless asked for.
+        drawn_logits: [R, K, V] over target ids that drawn tokens came from, or None where tokens
+            were picked.
     """
 
     tokens: mx.array
     confidence_logits: mx.array | None = None
     base_logits: mx.array | None = None
     corrected_logits: mx.array | None = None
+    drawn_logits: mx.array | None = None
 
 
 class Drafter(nn.Module):
@@ -127,6 +132,15 @@ class Drafter(nn.Module):
             return draft_ids
         return draft_ids + self._draft_to_target[draft_ids]
 
+    def to_target_logits(self, logits: mx.array, vocab_size: int) -> mx.array:
+        """Spread logits [..., Vd] over target ids [..., V]; ids without a column get -inf."""
+        if self._draft_to_target is None and logits.shape[-1] == vocab_size:
+            return logits
+        ids = self.to_target_ids(mx.arange(logits.shape[-1]))
+        spread = mx.full((*logits.shape[:-1], vocab_size), -mx.inf, dtype=logits.dtype)
+        spread[..., ids] = logits
+        return spread
+
     def propose(
         self,
         hidden: mx.array,
@@ -162,14 +176,18 @@ class Drafter(nn.Module):
         *,
         top_k: int | None = None,
         keep_logits: bool = False,
+        pick: Pick | None = None,
     ) -> Draft:
         """Pick the drafts left to right, each biased by the one before.
 
         Args:
             base: U [R, K, Vd]; rows: g [R, K, d]; anchors: [R] int32.
             top_k, keep_logits: as in :meth:`propose`.
+            pick: chooses among corrected logits, instead of the argmax.
         """
-        if self.markov_head is None:
+        if pick is not None:
+            tokens, corrected = self._walk_picking(base, rows, anchors, top_k, pick)
+        elif self.markov_head is None:
             tokens, corrected = self.to_target_ids(base.argmax(axis=-1)), base
         elif top_k is None or top_k == base.shape[-1]:
             tokens, corrected = self._walk_dense(base, rows, anchors)
@@ -195,6 +213,30 @@ class Drafter(nn.Module):
             corrected.append(base[:, slot] + head.bias(low_rank))
             tokens.append(self.to_target_ids(corrected[-1].argmax(axis=-1)))
             e = head.embed(tokens[-1])
+        return mx.stack(tokens, axis=1), mx.stack(corrected, axis=1)
+
+    def _walk_picking(
+        self,
+        base: mx.array,
+        rows: mx.array,
+        anchors: mx.array,
+        top_k: int | None,
+        pick: Pick,
+    ) -> tuple[mx.array, mx.array]:
+        """Like :meth:`_walk_dense`, with ``pick`` choosing; top_k cuts the base logits."""
+        if top_k is not None:
+            values, ids = top_candidates(base, top_k)
+            base = mx.put_along_axis(mx.full(base.shape, -mx.inf), ids, values, axis=-1)
+        head, previous, tokens, corrected = self.markov_head, anchors, [], []
+        state = None if head is None else head.start(head.embed(anchors))
+        for slot in range(base.shape[1]):
+            logits = base[:, slot]
+            if head is not None:
+                low_rank, state = head.step(head.embed(previous), rows[:, slot], state)
+                logits = logits + head.bias(low_rank)
+            corrected.append(logits)
+            previous = self.to_target_ids(pick(slot, logits))
+            tokens.append(previous)
         return mx.stack(tokens, axis=1), mx.stack(corrected, axis=1)
 
     def _walk_top(

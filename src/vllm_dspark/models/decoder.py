@@ -89,6 +89,11 @@ class Decoder(nn.Module):
             self.lm_head = lm_head
         self._rotary = rotary
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.embed_tokens.weight.shape[0]
+
     def forward(
         self,
         token_ids: mx.array,

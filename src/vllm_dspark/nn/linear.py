@@ -3,6 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from vllm_dspark.errors import CheckpointError
+
 
 class Linear(nn.Module):
     """y = x W^T + b, with W dense or in MLX's affine quantised form.
@@ -89,8 +91,19 @@ class Embedding(Linear):
 
 
 def joined(layers: list[Linear]) -> Linear:
-    """Stack the outputs of layers with the same input and format into one layer."""
+    """Stack the outputs of layers with the same input and format into one layer.
+
+    Raises:
+        CheckpointError: when they are quantised in different ways.
+    """
     first = layers[0]
+    formats = [(one.bits, one.group_size) if one.is_quantized else "none" for one in layers]
+    if len(set(formats)) > 1:
+        raise CheckpointError(
+            "layers that are computed together (q, k and v, or gate and up) are quantised in "
+            f"different ways, (bits, group size) {formats}: convert the model with "
+            "mlx_lm.convert -q and one setting for all layers"
+        )
     cut = {
         name: mx.concatenate([layer[name] for layer in layers])
         for name in ("scales", "biases")

@@ -24,24 +24,29 @@ class Rotary:
         self._attention_factor = attention_factor
 
     def tables(self, positions: mx.array, dtype: mx.Dtype = mx.float32) -> Tables:
-        """Cosine and sine of every row's angles: positions [...] -> two of [..., 1, D/2].
+        """What ``apply`` multiplies by: positions [...] -> two of [..., 1, D].
 
-        The middle axis is there to broadcast over heads.
+        The first is the cosine of every pair at both of its places, the second the sine, negative
+        at the first place. The middle axis is there to broadcast over heads.
         """
         theta = positions.astype(mx.float32)[..., None, None] * self._inverse_frequencies
         cos, sin = mx.cos(theta), mx.sin(theta)
         if self._attention_factor != 1.0:
             cos, sin = cos * self._attention_factor, sin * self._attention_factor
-        return cos.astype(dtype), sin.astype(dtype)
+        wide_cos = mx.concatenate([cos, cos], axis=-1)
+        wide_sin = mx.concatenate([-sin, sin], axis=-1)
+        return wide_cos.astype(dtype), wide_sin.astype(dtype)
 
     @staticmethod
     def apply(x: mx.array, tables: Tables) -> mx.array:
-        """Rotate x [..., heads, D]; pairs are (i, i + D/2)."""
+        """Rotate x [..., heads, D]; pairs are (i, i + D/2).
+
+        Swapping the halves and multiplying whole rows is a quarter of the cost, on a CPU, of
+        rotating the halves apart.
+        """
         cos, sin = tables
         first, second = mx.split(x, 2, axis=-1)
-        return mx.concatenate(
-            [first * cos - second * sin, first * sin + second * cos], axis=-1
-        )
+        return x * cos + mx.concatenate([second, first], axis=-1) * sin
 
 
 def base_frequencies(head_dim: int, theta: float) -> mx.array:

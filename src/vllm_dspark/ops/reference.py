@@ -3,6 +3,10 @@
 import mlx.core as mx
 
 
+MAX_ROWS = 256
+"""Rows of a request whose scores exist at one time; a long chunk is cut into such parts."""
+
+
 def mix(
     q: mx.array, k: mx.array, v: mx.array, *, mask: mx.array | str | None, scale: float
 ) -> mx.array:
@@ -11,6 +15,26 @@ def mix(
     The query heads of one key head are folded into rows, so that a request costs one matrix
     product per key head (a CPU pays per product).
     """
+    rows, length = q.shape[2], k.shape[2]
+    if rows <= MAX_ROWS:
+        return _mix(q, k, v, mask, scale)
+    parts = []
+    for start in range(0, rows, MAX_ROWS):
+        stop = min(start + MAX_ROWS, rows)
+        seen, part_mask = length, mask
+        if isinstance(mask, str):
+            seen = length - rows + stop  # the keys after it are masked for the whole part
+        elif mask is not None:
+            part_mask = mask[:, :, start:stop]
+        parts.append(
+            _mix(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], part_mask, scale)
+        )
+    return mx.concatenate(parts, axis=2)
+
+
+def _mix(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | str | None, scale: float
+) -> mx.array:
     num_requests, heads, rows, size = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
     folded = (q * scale).reshape(num_requests, kv_heads, -1, size)

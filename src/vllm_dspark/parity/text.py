@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from vllm_dspark.arms.process import Arm, start_arm
 from vllm_dspark.arms.spec import ArmSpec, Run, asks_for
 
 Tell = Callable[[str], None]
+Start = Callable[[ArmSpec], AbstractContextManager[Arm]]
 MAX_ACCEPTANCE_SHIFT = 0.02
 """Accepted drafts may differ this much after a prefix hit, beside near-ties of the draft."""
 
@@ -142,11 +144,13 @@ class TextParity:
     Args:
         settings: what to compare.
         tell: is told what goes on.
+        start: runs an arm; a process of its own unless a test says otherwise.
     """
 
-    def __init__(self, settings: TextSettings, tell: Tell) -> None:
+    def __init__(self, settings: TextSettings, tell: Tell, start: Start = start_arm) -> None:
         self._settings = settings
         self._tell = tell
+        self._start = start
         self._gate_name = gate_for(settings.model, settings.dtype)
         fitting = self._fitting()
         chosen = pick_evenly([prompt for prompt, _ in fitting], settings.limit)
@@ -168,10 +172,10 @@ class TextParity:
         report = TextReport(self._gate_name)
         model, dtype = str(self._settings.model), self._settings.dtype
         plain = ArmSpec(name="mlx_lm", engine="mlx_lm", model=model, dtype=dtype)
-        with start_arm(plain) as judge:
+        with self._start(plain) as judge:
             references = {"mlx_lm": self._pass(judge, "batch 1", 1)}
             if self._settings.with_transformers:
-                with start_arm(
+                with self._start(
                     ArmSpec(name="transformers", engine="transformers", model=model, dtype=dtype)
                 ) as arm:
                     references["transformers"] = self._pass(arm, "batch 1", 1)
@@ -180,7 +184,7 @@ class TextParity:
                     report.comparisons.append(self._compare(one, references["mlx_lm"], judge.judge))
             longest = max(map(len, self._ids)) + self._settings.max_tokens + 16
             for spec in make_specs(self._settings, longest):
-                with start_arm(spec) as arm:
+                with self._start(spec) as arm:
                     report.passes.extend(self._passes(arm))
             report.comparisons.extend(
                 self._compare(one, reference, judge.judge)

@@ -9,14 +9,17 @@ from vllm_dspark.plugin.facts import BLOCK_METHODS, EngineFacts, SpeculativeFact
 
 READ_LOAD_FORMATS = ("auto", "safetensors", "hf", "dummy")
 MLX_QUANTIZATION = "mlx"
-OPTIONS = {
+OPTIONS: dict[str, tuple[object, ...] | None] = {
     "dspark_draft_quantization": (None, "q4", "q8"),
     "dspark_draft_group": ("merged", "separate"),
+    "dspark_draft_window": None,
 }
-"""Keys of --additional-config, each with the values it takes; the first is the default."""
+"""Keys of --additional-config, each with the values it takes, the default first; None stands for
+a number of context positions."""
 OPTION_METHODS = {
     "dspark_draft_quantization": BLOCK_METHODS,
     "dspark_draft_group": (*BLOCK_METHODS, "draft_model"),
+    "dspark_draft_window": BLOCK_METHODS,
 }
 """Speculative methods that an option acts on."""
 
@@ -88,15 +91,19 @@ def _unknown_options(facts: EngineFacts) -> str | None:
     for name, value in facts.additional_config.items():
         if name not in OPTIONS:
             return f"additional_config has {name!r}"
-        if value not in OPTIONS[name]:
-            return f"{name} is {value!r}, must be one of {list(OPTIONS[name])}"
+        choices = OPTIONS[name]
+        if choices is None:
+            if value is not None and (type(value) is not int or value < 1):
+                return f"{name} is {value!r}, must be a number of positions above 0"
+        elif value not in choices:
+            return f"{name} is {value!r}, must be one of {list(choices)}"
     return None
 
 
 def _idle_option(facts: EngineFacts) -> str | None:
     method = "" if facts.speculative is None else facts.speculative.method
     for name, methods in OPTION_METHODS.items():
-        default = OPTIONS[name][0]
+        default = (OPTIONS[name] or (None,))[0]
         if facts.additional_config.get(name, default) != default and method not in methods:
             return f"additional_config has {name!r} and the speculative method is {method!r}"
     return None
@@ -286,17 +293,20 @@ DRAFT_GUARDS: tuple[DraftGuard, ...] = (
         "draft-sampling",
         lambda facts: _given(
             f"draft_sample_method is {facts.draft_sample_method!r}",
-            facts.draft_sample_method != "greedy",
+            facts.draft_sample_method != "greedy"
+            and not (facts.draft_sample_method == "probabilistic" and facts.method in BLOCK_METHODS),
         ),
-        "drafts are the draft's most likely tokens: use draft_sample_method greedy",
+        "drafts are picked (greedy), or drawn (probabilistic) with dspark and dflash: use one of "
+        "these",
     ),
     DraftGuard(
         "rejection",
         lambda facts: _given(
             f"rejection_sample_method is {facts.rejection_sample_method!r}",
-            facts.rejection_sample_method != "standard",
+            facts.rejection_sample_method not in ("standard", "block"),
         ),
-        "only exact verification is implemented: use rejection_sample_method standard",
+        "only verification that keeps the target's distribution is implemented: use "
+        "rejection_sample_method standard or block",
     ),
     DraftGuard(
         "draft-quantization",

@@ -85,6 +85,8 @@ class MLXWorker(WorkerBase):
         self._output: SchedulerOutput | None = None
         self._result = StepResult()
         self._num_blocks = 0
+        speculative = vllm_config.speculative_config
+        self._rejection = speculative.rejection_sample_method if speculative else "standard"
         rank = self.parallel_config.data_parallel_rank
         self._counters = CounterFile(counter_path(vllm_config.instance_id, rank))
         self._num_drafts = vllm_config.num_speculative_tokens
@@ -133,6 +135,8 @@ class MLXWorker(WorkerBase):
             num_drafts=num_drafts,
             top_k=speculative.dspark_draft_topk,
             quantization=options.get("dspark_draft_quantization"),
+            draws=speculative.draft_sample_method == "probabilistic",
+            window=options.get("dspark_draft_window"),
         )
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -170,6 +174,7 @@ class MLXWorker(WorkerBase):
             measure_budget,
             self._loaded,
             max_rows=self.scheduler_config.max_num_batched_tokens,
+            max_context=self.model_config.max_model_len,
             utilization=self.cache_config.gpu_memory_utilization,
         )
 
@@ -186,6 +191,7 @@ class MLXWorker(WorkerBase):
             max_model_len=self.model_config.max_model_len,
             draft_group=find_group(kv_cache_config, DRAFT_LAYER.format(0)),
             logprobs_mode=self.model_config.logprobs_mode,
+            rejection=self._rejection,
         )
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

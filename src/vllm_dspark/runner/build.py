@@ -43,12 +43,16 @@ class DraftSettings:
         num_drafts: K; None is the trained number.
         top_k: ``dspark_draft_topk``; overrides the checkpoint's.
         quantization: None, "q4" or "q8": the form its matrices are converted to.
+        draws: drafts of sampled requests are drawn, not picked.
+        window: context positions that the draft attends to; None is the checkpoint's own.
     """
 
     folder: Path
     num_drafts: int | None = None
     top_k: object = None
     quantization: str | None = None
+    draws: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,8 @@ class LoadedDraft:
     drafter: Drafter
     num_drafts: int
     top_k: int | None
+    draws: bool = False
+    window: int | None = None
 
     @property
     def attention(self) -> AttentionShape:
@@ -143,7 +149,7 @@ def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loa
     top_k = resolve_top_k(draft.top_k, draft_config.top_k, draft_config.num_draft_logits)
     config, target = load_target(folder, dtype)
     drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
-    return Loaded(config, target, dtype, LoadedDraft(drafter, num_drafts, top_k))
+    return Loaded(config, target, dtype, LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window))
 
 
 def build_runner(
@@ -154,6 +160,7 @@ def build_runner(
     max_model_len: int = NO_CONTEXT_LIMIT,
     draft_group: int = 0,
     logprobs_mode: str = "raw_logprobs",
+    rejection: str = "standard",
 ) -> Runner:
     """Allocate the pages and return a finished runner.
 
@@ -162,6 +169,7 @@ def build_runner(
         max_model_len: context limit.
         draft_group: KV cache group whose block tables the draft layers follow.
         logprobs_mode: vLLM's --logprobs-mode.
+        rejection: "standard" or "block": the rule for drafts that were drawn.
     """
     mix = make_mix(default_mix_name())
     pool = KVPool(
@@ -180,6 +188,7 @@ def build_runner(
         lookup=loaded.lookup,
         policy=DraftPolicy(max_model_len, _temperatures(loaded.draft)),
         logprobs_mode=logprobs_mode,
+        rejection=rejection,
     )
 
 
@@ -215,6 +224,8 @@ def add_planner(
             runner, num_blocks=num_blocks, block_size=block_size, num_drafts=num_drafts
         )
         write_costs(key, costs)
+        # Made-up requests are no experience.
+        runner.policy = DraftPolicy(runner.policy.max_model_len, _temperatures(loaded.draft))
     runner.policy.planner = DraftPlanner(costs, num_drafts, _temperatures(loaded.draft))
     return costs
 
@@ -247,5 +258,7 @@ def _build_proposer(  # noqa: PLR0913 - private, all of one call
         mix=mix,
         num_drafts=draft.num_drafts,
         top_k=draft.top_k,
+        draws=draft.draws,
+        window=draft.window,
         group=group,
     )

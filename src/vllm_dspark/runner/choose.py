@@ -1,11 +1,12 @@
 """Logits of a step -> one chosen token per logits row, with scores where asked for."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
+from vllm_dspark.runner.choose_drawn import choose_drawn, is_drawn
 from vllm_dspark.runner.pack import Batch, Span
 from vllm_dspark.runner.schedule import Grammar
 from vllm_dspark.sampling.draw import draw, draw_key, shape_logits
@@ -49,11 +50,13 @@ class Choices:
     Attributes:
         token_ids: [S] int32.
         scored_rows: indices of the rows that ``scores`` covers, in order.
+        limits: request id -> most drafts that may be accepted, decided on the device.
     """
 
     token_ids: mx.array
     scored_rows: tuple[int, ...]
     scores: TokenScores | None
+    limits: Mapping[str, mx.array] = field(default_factory=dict)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -72,7 +75,11 @@ def logit_rows(batch: Batch) -> list[LogitRow]:
 
 
 def choose(
-    rows: Sequence[LogitRow], logits: mx.array, grammar: Grammar, logprobs_mode: str
+    rows: Sequence[LogitRow],
+    logits: mx.array,
+    grammar: Grammar,
+    logprobs_mode: str,
+    rejection: str = "standard",
 ) -> Choices:
     """Choose a token for every row.
 
@@ -81,6 +88,7 @@ def choose(
         logits: [S, V] in the compute type.
         grammar: masks of this step.
         logprobs_mode: one of LOGPROBS_MODES, vLLM's --logprobs-mode.
+        rejection: "standard" or "block", for drafts that were drawn.
     """
     raw = logits.astype(mx.float32)
     ruled = _apply_rules(rows, raw, grammar)
@@ -88,9 +96,10 @@ def choose(
     shaped = ruled if all(one.is_greedy for one in options) else shape_logits(ruled, options)
     keys = [draw_key(row.sampling.seed, row.position) for row in rows]
     tokens = draw(shaped, options, keys)
+    tokens, limits = _choose_drawn(rows, shaped, tokens, rejection)
     scored = tuple(row.index for row in rows if row.sampling.wants_logprobs)
     if not scored:
-        return Choices(tokens, (), None)
+        return Choices(tokens, (), None, limits)
     base = shaped if logprobs_mode.startswith("processed") else raw
     index = mx.array(list(scored))
     scores = score_tokens(
@@ -100,7 +109,28 @@ def choose(
         extra_ids=_extra_ids([options[row] for row in scored]),
         is_logits=logprobs_mode.endswith("logits"),
     )
-    return Choices(tokens, scored, scores)
+    return Choices(tokens, scored, scores, limits)
+
+
+def _choose_drawn(
+    rows: Sequence[LogitRow], shaped: mx.array, tokens: mx.array, rejection: str
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """Replace the tokens of spans whose drafts were drawn; limits are by request id."""
+    limits = {}
+    for row in rows:
+        if row.num_drafts or not is_drawn(row.span):
+            continue
+        stop = row.index + len(row.span.drafts) + 1
+        keys = [
+            draw_key(row.sampling.seed, row.position + slot) for slot in range(stop - row.index)
+        ]
+        chosen, limit = choose_drawn(
+            row.span, shaped[row.index : stop], keys, method=rejection
+        )
+        tokens[row.index : stop] = chosen
+        if limit is not None:
+            limits[row.span.request.request_id] = limit
+    return tokens, limits
 
 
 def _apply_rules(rows: Sequence[LogitRow], raw: mx.array, grammar: Grammar) -> mx.array:

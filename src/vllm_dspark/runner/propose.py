@@ -5,7 +5,7 @@ may be adopted by a later prefix hit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import mlx.core as mx
@@ -19,6 +19,8 @@ from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix
 from vllm_dspark.runner.pack import Batch
 from vllm_dspark.runner.requests import Request
+from vllm_dspark.sampling.draw import DRAFT_STREAM, draw, draw_key, shape_logits
+from vllm_dspark.sampling.params import Sampling
 from vllm_dspark.types import Seen
 
 
@@ -31,12 +33,14 @@ class Anchors:
         positions: [R] int32, their positions; also the lengths of the committed contexts.
         tables: block tables of the proposer's group.
         bounds: upper bounds of ``positions``, known on the host.
+        options: what each request asked of the sampler.
     """
 
     tokens: mx.array
     positions: mx.array
     tables: Sequence[np.ndarray]
     bounds: Sequence[int]
+    options: Sequence[Sampling] = ()
 
 
 class Proposer(Protocol):
@@ -85,10 +89,13 @@ class BlockProposer:
         num_drafts: K, at most the trained number; the block always has the trained width unless
             all layers are causal.
         top_k: candidates of the Markov walk; None is all.
+        draws: draw the drafts of sampled requests, instead of picking the most likely ones.
+        window: context positions before the anchor that every layer is limited to; absolute
+            positions are kept, and output is the target's whatever it is.
         group: KV cache group of ``pool``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per choice
         self,
         drafter: Drafter,
         target: Decoder,
@@ -97,6 +104,8 @@ class BlockProposer:
         mix: Mix,
         num_drafts: int,
         top_k: int | None = None,
+        draws: bool = False,
+        window: int | None = None,
         group: int = 0,
     ) -> None:
         self.taps = drafter.config.tap_states
@@ -107,8 +116,14 @@ class BlockProposer:
         self._pool = pool
         self._mix = mix
         self._top_k = top_k
+        self._draws = draws
         self._num_slots = drafter.config.slots_for(num_drafts)
-        self._layers = [(view.window, view.is_causal) for view in drafter.config.layers]
+        self._layers = [
+            (_narrower(view.window, window), view.is_causal) for view in drafter.config.layers
+        ]
+        windows = [one for one, _ in self._layers]
+        # A bound may lie up to K positions past the anchor.
+        self._reach = None if None in windows else max(windows) + num_drafts
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -127,6 +142,8 @@ class BlockProposer:
     def propose(self, anchors: Anchors) -> Draft:
         """Run one block per request and walk it to K drafts; nothing is waited for."""
         hidden = self._block(anchors)
+        if self._draws and any(not one.is_greedy for one in anchors.options):
+            return self._draw(hidden, anchors)
         return self._drafter.propose(
             hidden,
             anchors.tokens,
@@ -135,8 +152,31 @@ class BlockProposer:
             top_k=self._top_k,
         )
 
+    def _draw(self, hidden: mx.array, anchors: Anchors) -> Draft:
+        """Walk the block drawing from the draft's distribution, shaped as the request asks."""
+        rows = self._drafter.draft_rows(hidden, self.num_drafts)
+        base = self._drafter.base_logits(rows, self._target.unembed)
+        shaped: list[mx.array] = []
+
+        def pick(slot: int, logits: mx.array) -> mx.array:
+            shaped.append(shape_logits(logits.astype(mx.float32), anchors.options))
+            # Bounds grow with every round, so no key comes twice in a request's stream.
+            keys = [
+                draw_key(one.seed, bound * self.num_drafts + slot, DRAFT_STREAM)
+                for one, bound in zip(anchors.options, anchors.bounds, strict=True)
+            ]
+            return draw(shaped[-1], anchors.options, keys)
+
+        draft = self._drafter.walk(base, rows, anchors.tokens, top_k=self._top_k, pick=pick)
+        drawn = self._drafter.to_target_logits(
+            mx.stack(shaped, axis=1), self._target.vocab_size
+        )
+        return replace(draft, drawn_logits=drawn)
+
     def _block(self, anchors: Anchors) -> mx.array:
-        layout = make_context_layout(anchors.tables, anchors.bounds, self._pool.block_size)
+        layout = make_context_layout(
+            anchors.tables, anchors.bounds, self._pool.block_size, self._reach
+        )
         attend = BlockAttend(
             self._pool,
             layout,
@@ -152,3 +192,8 @@ class BlockProposer:
             attend,
             num_slots=self._num_slots,
         )
+
+
+def _narrower(first: int | None, second: int | None) -> int | None:
+    given = [window for window in (first, second) if window is not None]
+    return min(given) if given else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import mlx.core as mx
 import numpy as np
 
 from vllm_dspark.errors import StateError
@@ -22,6 +23,7 @@ class Request:
         blocks: [B] int32 block table per KV cache group.
         drafts: what the drafter proposed after ``token_ids``.
         confidence_logits: [K] of those drafts and of the ones cut from them.
+        draft_logits: [K, V] logits that ``drafts`` were drawn from; None where they were picked.
         prompt_scores: scores of prompt rows done so far.
     """
 
@@ -34,6 +36,7 @@ class Request:
     is_resumed: bool = False
     drafts: tuple[int, ...] = ()
     confidence_logits: np.ndarray | None = None
+    draft_logits: mx.array | None = None
     prompt_scores: list[HostScores] = field(default_factory=list)
 
     @property

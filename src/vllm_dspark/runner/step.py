@@ -63,8 +63,9 @@ class Decided:
             arrays.append(self.accepted)
         if self.draft is not None:
             arrays.append(self.draft.tokens)
-            if self.draft.confidence_logits is not None:
-                arrays.append(self.draft.confidence_logits)
+            for extra in (self.draft.confidence_logits, self.draft.drawn_logits):
+                if extra is not None:
+                    arrays.append(extra)
         return arrays
 
 
@@ -79,6 +80,7 @@ class Runner:
         lookup: source of drafts on the host, instead of a proposer.
         policy: who may draft.
         logprobs_mode: vLLM's --logprobs-mode.
+        rejection: "standard" or "block": the rule for drafts that were drawn.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per collaborator
@@ -91,6 +93,7 @@ class Runner:
         lookup: HostProposer | None = None,
         policy: DraftPolicy | None = None,
         logprobs_mode: str = "raw_logprobs",
+        rejection: str = "standard",
     ) -> None:
         self.table = RequestTable()
         self.policy = policy or DraftPolicy()
@@ -100,6 +103,7 @@ class Runner:
         self._proposer = proposer
         self._lookup = lookup
         self._logprobs_mode = logprobs_mode
+        self._rejection = rejection
         self._pending: Pending | None = None
 
     @property
@@ -184,7 +188,7 @@ class Runner:
         if not rows:
             return Decided(finals)
         choices = self._choose(pending, rows, grammar)
-        accepted, next_tokens = verify(finals, choices.token_ids, grammar)
+        accepted, next_tokens = verify(finals, choices, grammar)
         drafting: tuple[int, ...] = ()
         if self._proposer is not None or self._lookup is not None:
             drafting = self.policy.drafting(finals, pending.schedule)
@@ -203,7 +207,8 @@ class Runner:
         index = pending.batch.logit_rows
         if len(index) < hidden.shape[0]:
             hidden = hidden[mx.array(index)]
-        return choose(rows, self._target.unembed(hidden), grammar, self._logprobs_mode)
+        logits = self._target.unembed(hidden)
+        return choose(rows, logits, grammar, self._logprobs_mode, self._rejection)
 
     def _commit(self, pending: Pending, decided: Decided) -> dict[str, Outcome]:
         """Read evaluated arrays and advance every request."""
@@ -241,8 +246,13 @@ class Runner:
         logits = decided.draft.confidence_logits
         confidences = [None] * len(table) if logits is None else list(np.array(logits))
         proposals = []
-        for request, row, confidence in zip(requests, table, confidences, strict=True):
+        drawn = decided.draft.drawn_logits
+        for order, (request, row, confidence) in enumerate(
+            zip(requests, table, confidences, strict=True)
+        ):
             request.confidence_logits = confidence
+            is_drawn = drawn is not None and not request.sampling.is_greedy
+            request.draft_logits = drawn[order] if is_drawn else None
             proposals.append((request, tuple(int(token) for token in row)))
         return proposals
 
@@ -252,17 +262,18 @@ def _pick(values: mx.array, index: tuple[int, ...], count: int) -> mx.array:
 
 
 def verify(
-    finals: tuple[Span, ...], choices: mx.array, grammar: Grammar
+    finals: tuple[Span, ...], choices: Choices, grammar: Grammar
 ) -> tuple[mx.array, mx.array]:
     """Accept the drafts that equal the chosen tokens.
 
     A choice is what the target alone would have emitted after the same tokens: the argmax, or the
     draw from its distribution with the position's own noise. Keeping a draft only where it equals
-    the choice therefore emits exactly what the target alone emits, sampled or not.
+    the choice therefore emits exactly what the target alone emits, sampled or not. (Where drafts
+    were drawn, choices come from rejection sampling, and block verification limits the count.)
 
     Args:
         finals: spans that emit, in packed order.
-        choices: [S] int32, one per logits row of these spans, in order.
+        choices: one per logits row of these spans, in order.
         grammar: bounds how many drafts its masks covered.
 
     Returns:
@@ -273,8 +284,9 @@ def verify(
         for span in finals
     ]
     width = max(len(span.drafts) for span in finals)
+    tokens = choices.token_ids
     if width == 0:
-        return mx.zeros(len(finals), mx.int32), choices
+        return mx.zeros(len(finals), mx.int32), tokens
     table = np.zeros((len(finals), width), np.int32)
     index = np.zeros((len(finals), width + 1), np.int32)
     first = 0
@@ -283,7 +295,11 @@ def verify(
         table[row, :num_drafts] = span.drafts
         index[row, : num_drafts + 1] = np.arange(first, first + num_drafts + 1)
         first += num_drafts + 1
-    return verify_greedy(mx.array(table), mx.array(counts, mx.int32), choices[mx.array(index)])
+    limits = mx.array(counts, mx.int32)
+    for row, span in enumerate(finals):
+        if span.request.request_id in choices.limits:
+            limits[row] = mx.minimum(limits[row], choices.limits[span.request.request_id])
+    return verify_greedy(mx.array(table), limits, tokens[mx.array(index)])
 
 
 def make_anchors(
@@ -296,6 +312,7 @@ def make_anchors(
         positions=first + accepted,
         tables=[span.request.blocks[group] for span in spans],
         bounds=[span.start + span.num_rows for span in spans],
+        options=[span.request.sampling for span in spans],
     )
 
 

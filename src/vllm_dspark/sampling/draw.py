@@ -9,6 +9,8 @@ from vllm_dspark.sampling.params import Sampling
 MASK_64 = (1 << 64) - 1
 TARGET_STREAM = 0
 """Random stream of tokens drawn from the target; other streams are independent of it."""
+DRAFT_STREAM = 1
+"""Random stream of drafts that are drawn."""
 
 
 def draw_key(seed: int, position: int, stream: int = TARGET_STREAM) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from vllm_dspark.errors import ShapeError
+from vllm_dspark.training.device import compiled
 from vllm_dspark.training.frozen import FrozenTarget
 
 USER, ASSISTANT = 0, 1
@@ -144,7 +145,7 @@ def make_advance(plan: Plan) -> Advance:
         is_target = (is_answer & ~is_scripted).astype(mx.uint8)
         return token, is_target, _fields(after)
 
-    return mx.compile(advance)
+    return compiled(advance)
 
 
 def _fields(streams: Streams) -> State:

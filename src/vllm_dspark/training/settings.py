@@ -1,17 +1,18 @@
-"""What a training run is told; every rule is checked when a setting is made."""
+"""What a training run is told; every rule is checked when a setting is made.
+
+No arrays here: the command line reads these classes before MLX is loaded.
+"""
 
 from dataclasses import dataclass
 
-from vllm_dspark.drafter.config import DraftConfig, LayerView
 from vllm_dspark.errors import SettingsError
-from vllm_dspark.models.config import TargetConfig
 
-NUM_TAPS = 5  # of DeepSpec's released drafts
 MUON_RATE, ADAMW_RATE = 4e-3, 6e-4
 OPTIMISERS = ("muon", "adamw")
 
 
-def _require(is_kept: bool, sentence: str) -> None:
+def require(is_kept: bool, sentence: str) -> None:
+    """Raise SettingsError with a sentence unless a rule is kept."""
     if not is_kept:
         raise SettingsError(sentence)
 
@@ -37,56 +38,6 @@ class DraftShape:
     markov_rank: int = 256
     has_confidence: bool = True
     mask_token_id: int
-
-
-def spread_taps(num_layers: int) -> tuple[int, ...]:
-    """Layers whose outputs are tapped by default: five from the second to the fourth last."""
-    first, last = 1, max(num_layers - 3, 1)
-    step = (last - first) / (NUM_TAPS - 1)
-    return tuple(sorted({round(first + step * index) for index in range(NUM_TAPS)}))
-
-
-def draft_config(target: TargetConfig, shape: DraftShape) -> DraftConfig:
-    """Describe a draft for a target.
-
-    Raises:
-        SettingsError: a tap is not a layer of the target, or its last one.
-        CheckpointError: another setting that no draft can have.
-    """
-    taps = shape.taps or spread_taps(target.num_layers)
-    wrong = [tap for tap in taps if not 0 <= tap < target.num_layers - 1]
-    _require(
-        not wrong,
-        f"taps has {wrong}, must be layers 0 to {target.num_layers - 2} of the target, whose last "
-        "layer's output is only seen after the final norm",
-    )
-    has_markov = shape.markov_kind != "none"
-    confidence = "hidden+markov" if has_markov else "hidden"
-    return DraftConfig(
-        format="deepspec",
-        hidden_size=target.hidden_size,
-        target_hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_theta=target.rope_theta,
-        rope_scaling=target.rope_scaling,
-        num_slots=shape.block_size,
-        predicts_from_anchor=True,
-        mask_token_id=shape.mask_token_id,
-        tap_states=tuple(tap + 1 for tap in taps),
-        markov_kind=shape.markov_kind,
-        markov_rank=shape.markov_rank if has_markov else 0,
-        confidence_kind=confidence if shape.has_confidence else "none",
-        layers=tuple(LayerView() for _ in range(shape.num_layers)),
-        max_position_embeddings=target.max_position_embeddings,
-        num_target_layers=target.num_layers,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +73,20 @@ class DataSettings:
     def __post_init__(self) -> None:
         for name in ("num_shards", "rows_per_shard", "min_answer", "max_question"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name} is {value}, must be at least 1")
-        _require(self.row_length >= 16, f"row_length is {self.row_length}, must be at least 16")
+            require(value >= 1, f"{name} is {value}, must be at least 1")
+        require(self.row_length >= 16, f"row_length is {self.row_length}, must be at least 16")
         for name in ("greedy_share", "own_share"):
             value = getattr(self, name)
-            _require(0 <= value <= 1, f"{name} is {value}, must be from 0 to 1")
-        _require(
+            require(0 <= value <= 1, f"{name} is {value}, must be from 0 to 1")
+        require(
             self.temperature > 0,
             f"temperature is {self.temperature}, must be above 0; greedy_share sets greedy rows",
         )
-        _require(
+        require(
             self.max_answer >= self.min_answer,
             f"max_answer is {self.max_answer}, must be at least min_answer ({self.min_answer})",
         )
-        _require(self.loop_length >= 0, f"loop_length is {self.loop_length}, must not be negative")
+        require(self.loop_length >= 0, f"loop_length is {self.loop_length}, must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +133,7 @@ class FitSettings:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.optimiser in OPTIMISERS,
             f"optimiser is {self.optimiser!r}, must be one of {list(OPTIMISERS)}",
         )
@@ -192,11 +143,11 @@ class FitSettings:
         )  # fmt: skip
         for name in names:
             value = getattr(self, name)
-            _require(value >= 1, f"{name} is {value}, must be at least 1")
-        _require(
+            require(value >= 1, f"{name} is {value}, must be at least 1")
+        require(
             0 <= self.warmup_share < 1, f"warmup_share is {self.warmup_share}, must be from 0 to 1"
         )
-        _require(
+        require(
             self.learning_rate is None or self.learning_rate > 0,
             f"learning_rate is {self.learning_rate}, must be above 0",
         )

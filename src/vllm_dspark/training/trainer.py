@@ -10,6 +10,7 @@ import numpy as np
 
 from vllm_dspark.drafter.drafter import Drafter
 from vllm_dspark.training.blocks import draw_anchors, valid_anchors
+from vllm_dspark.training.device import compiled, is_gpu
 from vllm_dspark.training.evaluate import Rounds, greedy_rounds
 from vllm_dspark.training.feed import RowFeed
 from vllm_dspark.training.frozen import FrozenTarget
@@ -54,19 +55,18 @@ class Trainer:
     ) -> None:
         self._drafter, self._target, self._feed = drafter, target, feed
         self._folder, self._settings, self._terms = folder, settings, terms
-        is_gpu = mx.default_device() == mx.gpu
         masters = {
             name: array.astype(mx.float32) for name, array in parameters_of(drafter).items()
         }
-        narrow = mx.bfloat16 if is_gpu else mx.float32
+        narrow = mx.bfloat16 if is_gpu() else mx.float32
         self._optimiser = Optimiser(masters, drafter.config, settings, narrow)
         saved = folder.load_last()
         self.state = saved or TrainState(
             step=0, best=0.0, params=masters, moments=self._optimiser.start(masters)
         )
-        self._see = mx.compile(self._features)
-        self._grads = mx.compile(self._loss_and_grads)
-        self._update = mx.compile(self._optimiser.update)
+        self._see = compiled(self._features)
+        self._grads = compiled(self._loss_and_grads)
+        self._update = compiled(self._optimiser.update)
 
     def run(self, num_steps: int | None = None) -> Iterator[Told]:
         """Train to the last step of the settings, or ``num_steps`` further; one item per report.

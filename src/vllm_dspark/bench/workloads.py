@@ -1,0 +1,114 @@
+"""What is asked of an engine: kinds of prompts, shared prefixes, repeats, sampling."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_dspark.arms.corpus import Prompt, chat_text, read_corpus
+from vllm_dspark.arms.spec import Ask
+from vllm_dspark.errors import SettingsError
+
+LISTS = ("fruit", "tools", "rivers", "colours", "trades", "birds", "metals", "sports")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts that are sent in this order.
+
+    Attributes:
+        texts: with the chat template.
+        temperature: 0 is greedy; else every request brings its own seed.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    temperature: float = 0.0
+
+    def asks(self, tokenizer: Any, max_tokens: int, *, ignore_eos: bool = True) -> list[Ask]:
+        """The same as requests of token ids."""
+        return [
+            Ask(
+                tuple(tokenizer.encode(text, add_special_tokens=False)),
+                max_tokens,
+                self.temperature,
+                1000 + index if self.temperature else None,
+                ignore_eos,
+            )
+            for index, text in enumerate(self.texts)
+        ]
+
+
+Make = Callable[[Any, Sequence[Prompt], int], list[str]]
+"""(tokenizer, corpus, how many) -> users' messages."""
+
+
+def _of_kind(kind: str) -> Make:
+    def make(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+        texts = [one.text for one in corpus if one.kind == kind]
+        return [texts[index % len(texts)] for index in range(min(count, len(texts)))]
+
+    return make
+
+
+def _context(num_tokens: int) -> Make:
+    """Prompts of about num_tokens tokens that share no prefix."""
+
+    def make(tokenizer: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+        sentences = _sentences(corpus)
+        texts = []
+        for index in range(count):
+            order = random.Random(index).sample(sentences, len(sentences))
+            text = f"Document {index + 1}."
+            while len(tokenizer.encode(text)) < num_tokens:
+                text += " " + " ".join(order[:10])
+                order = order[10:] or random.Random(len(text)).sample(sentences, len(sentences))
+            texts.append(f"{text}\nWrite three sentences about this document.")
+        return texts
+
+    return make
+
+
+def _sentences(corpus: Sequence[Prompt]) -> list[str]:
+    return [line for one in corpus if one.kind == "long" for line in one.text.splitlines() if line]
+
+
+def _shared_prefix(tokenizer: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+    """One long prefix and a question for each of many users, as agents send them."""
+    (prefix,) = _context(1000)(tokenizer, corpus, 1)
+    return [
+        f"{prefix}\nUser {index + 1} asks: name five {LISTS[index % len(LISTS)]}."
+        for index in range(count)
+    ]
+
+
+def _repeated(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+    """Every prompt comes twice."""
+    half = [one.text for one in corpus if one.kind == "extraction"][: max(1, count // 2)]
+    return [*half, *half]
+
+
+WORKLOADS: dict[str, Make] = {
+    "chat": _of_kind("chat"),
+    "code": _of_kind("code"),
+    "maths": _of_kind("maths"),
+    "context-1k": _context(1000),
+    "context-4k": _context(4000),
+    "shared-prefix": _shared_prefix,
+    "repeated": _repeated,
+    "sampled": _of_kind("chat"),
+}
+SAMPLED_TEMPERATURE = 0.7
+
+
+def make_workload(name: str, tokenizer: Any, count: int) -> Workload:
+    """Build a workload of at most ``count`` requests.
+
+    Raises:
+        SettingsError: listing the names.
+    """
+    if name not in WORKLOADS:
+        raise SettingsError(f"no workload {name!r}; choose from {', '.join(WORKLOADS)}")
+    texts = WORKLOADS[name](tokenizer, read_corpus(), count)
+    temperature = SAMPLED_TEMPERATURE if name == "sampled" else 0.0
+    return Workload(name, tuple(chat_text(tokenizer, text) for text in texts), temperature)

@@ -1,0 +1,29 @@
+"""Turn results of `bench` and `parity text` into one HTML file and a Markdown table."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
+    parser.add_argument("--markdown", type=Path, help="write the tables here instead of printing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and the tables."""
+    from vllm_dspark.bench.report import render_html
+    from vllm_dspark.bench.table import render_markdown
+
+    results = [json.loads(path.read_text()) for path in args.results]
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(render_html(results))
+    text = render_markdown(results)
+    if args.markdown is None:
+        print(text)
+    else:
+        args.markdown.write_text(text)
+    print(args.output)
+    return 0
