@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_dspark.arms.child import ENGINES, perform
 from vllm_dspark.arms.process import Arm
-from vllm_dspark.arms.spec import ArmSpec
+from vllm_dspark.arms.spec import ArmSpec, Run, asks_for
 from vllm_dspark.parity.text import TextParity, TextReport, TextSettings
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
@@ -22,8 +22,7 @@ PROMPTS = (
     "Ben puts the small maps in a box. Gia opens the box and finds the small maps. Gia thanks",
     "def add_books(cleo, gia):\n    total = gia + gia\n    return",
 )
-MIN_LENGTH = 2.5
-"""Tokens per round that the healthy tiny pair exceeds on these prompts (3.5 to 3.8)."""
+GOLDEN = CONFORMANCE / "deepspec-vanilla-k7" / "golden.json"
 
 
 class LocalArm(Arm):
@@ -67,7 +66,25 @@ def run_parity(folder: Path, **options: Any) -> TextReport:
         "batch": 4,
         "modes": ("sync",),
         "with_transformers": False,
-        "min_length": MIN_LENGTH,
         **options,
     }
     return TextParity(TextSettings(**given), lambda _: None, start_local).run()
+
+
+def golden_run() -> tuple[Run, list[list[int]], int]:
+    """DSpark on the recorded prompts; with the recorded answers and accepted drafts."""
+    golden = json.loads(GOLDEN.read_text())
+    cases = golden.get("cases", golden) if isinstance(golden, dict) else golden
+    length = len(cases[0]["output_ids"])
+    accepted = 0
+    for case in cases:
+        left = length - 1  # the prompt's own step emits one token
+        for one in case["rounds"]:
+            accepted += max(min(one["accepted"], left - 1), 0)  # drafts are cut at max_tokens
+            left -= one["accepted"] + 1
+    spec = ArmSpec(
+        name="DSpark", engine="vllm", model=str(TARGET), draft=str(DRAFT), max_model_len=512
+    )
+    with start_local(spec) as arm:
+        run = arm.generate(asks_for([case["prompt_ids"] for case in cases], length), 1)
+    return run, [case["output_ids"] for case in cases], accepted

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from local_arms import CONFORMANCE, DRAFT, TARGET, run_parity, start_local
+from local_arms import golden_run, run_parity
 
-from vllm_dspark.arms.spec import ArmSpec, asks_for
 from vllm_dspark.bench.record import make_record
 from vllm_dspark.cli.main import main
 
@@ -39,16 +38,7 @@ def _build_report(folder: Path, found: dict) -> None:
     assert "| DSpark async, batch 4, cache warm | mlx_lm | 4 of 4 |" in text.read_text()
 
 
-def test_every_round_accepts_what_the_recorded_reference_accepted() -> None:
-    golden = json.loads((CONFORMANCE / "deepspec-vanilla-k7" / "golden.json").read_text())
-    cases = golden.get("cases", golden) if isinstance(golden, dict) else golden
-    asks = asks_for([case["prompt_ids"] for case in cases], len(cases[0]["output_ids"]))
-    spec = ArmSpec(
-        name="DSpark", engine="vllm", model=str(TARGET), draft=str(DRAFT), max_model_len=512
-    )
-    with start_local(spec) as arm:
-        run = arm.generate(asks, 1)
-    assert [list(ids) for ids in run.tokens] == [case["output_ids"] for case in cases]
-    accepted = sum(one["accepted"] for case in cases for one in case["rounds"])
-    # The last round of an answer may be cut at max_tokens, which the reference does not do.
-    assert accepted - 7 * len(cases) < run.drafting.accepted <= accepted
+def test_drafting_accepts_exactly_what_the_recorded_reference_accepted() -> None:
+    run, answers, accepted = golden_run()
+    assert [list(ids) for ids in run.tokens] == answers
+    assert run.drafting.accepted == accepted

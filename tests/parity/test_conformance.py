@@ -132,6 +132,23 @@ def test_a_changed_confidence_logit_and_a_changed_array_are_seen(tmp_path: Path)
     assert conformance(folder, "--target", CONFORMANCE / "target") == 1
 
 
+def test_an_array_of_another_kind_is_named_and_one_never_reached_is_a_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "deepspec-gated-k5"
+    shutil.copytree(CONFORMANCE / folder.name, folder)
+    arrays = dict(mx.load(str(folder / "golden.safetensors")))
+    mx.save_safetensors(
+        str(folder / "golden.safetensors"), arrays | {"p0.r0.entropy": mx.zeros(5)}
+    )
+    assert conformance(folder, "--target", CONFORMANCE / "target") == 0
+    assert "not compared: p0.r0.entropy" in capsys.readouterr().out
+    mx.save_safetensors(
+        str(folder / "golden.safetensors"), arrays | {"p0.r99.base_logits": mx.zeros((5, 512))}
+    )
+    assert conformance(folder, "--target", CONFORMANCE / "target") == 1
+
+
 @pytest.mark.parametrize("field", ["accepted", "next_token", "start", "anchor"])
 def test_every_number_of_a_round_is_compared(
     small_set: Callable[[str], Path], field: str

@@ -38,7 +38,7 @@ def make_config(folder: Path, draft: dict[str, Any], speculative: dict[str, Any]
 Case = tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
 CASES: dict[str, Case] = {
     "another method": (
-        "method", {}, {"method": "medusa", "num_speculative_tokens": 3}, {}, "method is 'medusa'"
+        "method", {}, {"method": "ngram_gpu", "num_speculative_tokens": 3}, {}, "method is 'ngram"
     ),
     "wider than trained": ("width", {}, {"num_speculative_tokens": 8}, {}, "trained for"),
     "another hidden size": ("draft", {"hidden_size": 64}, {}, {}, "hidden size"),
@@ -50,10 +50,14 @@ CASES: dict[str, Case] = {
     "another head size": ("draft", {"head_dim": 32}, {}, {}, "head dimension"),
     "an unknown head": ("draft", {"markov_head_type": "tree"}, {}, {}, "markov_head_type"),
     "no mask token": ("draft", {"mask_token_id": 512}, {}, {}, "mask_token_id"),
-    "probabilistic drafts": (
-        "draft-sampling", {}, {"draft_sample_method": "probabilistic"}, {}, "greedy"
+    "probabilistic drafts of another method": (
+        "draft-sampling",
+        {},
+        {"method": "ngram", "model": None, "prompt_lookup_max": 3}
+        | {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
+        {},
+        "draft_sample_method is 'probabilistic'",
     ),
-    "block rejection": ("rejection", {}, {"rejection_sample_method": "block"}, {}, "standard"),
     "synthetic rejection": (
         "rejection",
         {},

@@ -5,13 +5,14 @@ verified as ever.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from vllm_dspark.arms.spec import Ask
 from vllm_dspark.cache.layout import PageLayout
 from vllm_dspark.drafter.drafter import Draft
 from vllm_dspark.errors import SettingsError
@@ -87,18 +88,23 @@ def parse_rates(text: str) -> Rates:
     return Rates(survival, "given")
 
 
-def write_answers(
-    path: Path, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
-) -> None:
+Answers = dict[tuple[float, tuple[int, ...]], list[int]]
+"""(temperature, prompt) -> prompt and answer."""
+
+
+def write_answers(path: Path, asks: Sequence[Ask], tokens: Sequence[Sequence[int]]) -> None:
     """Record the target's own answers for :class:`SyntheticProposer`."""
-    rows = [[list(prompt), list(ids)] for prompt, ids in zip(prompts, tokens, strict=True)]
+    rows = [
+        [ask.temperature, list(ask.token_ids), list(ids)]
+        for ask, ids in zip(asks, tokens, strict=True)
+    ]
     path.write_text(json.dumps(rows))
 
 
-def read_answers(path: Path) -> dict[tuple[int, ...], list[int]]:
-    """Prompt -> prompt and answer."""
+def read_answers(path: Path) -> Answers:
+    """Read what :func:`write_answers` wrote."""
     rows = json.loads(path.read_text())
-    return {tuple(prompt): [*prompt, *ids] for prompt, ids in rows}
+    return {(temperature, tuple(prompt)): [*prompt, *ids] for temperature, prompt, ids in rows}
 
 
 class SyntheticProposer:
@@ -107,14 +113,14 @@ class SyntheticProposer:
     Args:
         inner: the network that is paid for.
         survival: chance that drafts 1..n are all accepted, per n; positions past it never are.
-        answers: prompt -> prompt and answer; requests it lacks keep the network's drafts.
+        answers: what the target says; requests that it lacks keep the network's drafts.
     """
 
     def __init__(
         self,
         inner: Proposer,
         survival: Sequence[float],
-        answers: Mapping[tuple[int, ...], list[int]],
+        answers: Answers,
     ) -> None:
         self.taps = inner.taps
         self.group = inner.group
@@ -156,7 +162,8 @@ class SyntheticProposer:
 
     def _sequence(self, table_id: int) -> list[int]:
         request = self._requests[table_id]
-        return self._answers.get(tuple(request.token_ids[: request.num_prompt]), [])
+        prompt = tuple(request.token_ids[: request.num_prompt])
+        return self._answers.get((request.sampling.temperature, prompt), [])
 
     def _keeps(self, num_requests: int) -> np.ndarray:
         rounds = np.arange(1, num_requests + 1) + self._num_rounds

@@ -30,6 +30,9 @@ class Load:
 
 def client_command(server: Server, model: Path, load: Load, folder: Path) -> list[str]:
     """``vllm bench serve`` for a load."""
+    extra: dict[str, Any] = {"seed": load.seed}
+    if server.spec.kind == "mlx_lm":
+        extra["logprobs"] = False  # the client sends null, which mlx_lm refuses
     return [
         str(Path(sys.executable).parent / "vllm"), "bench", "serve", "--backend", "openai",
         "--base-url", server.url, "--endpoint", "/v1/completions", "--model", str(model),
@@ -37,7 +40,7 @@ def client_command(server: Server, model: Path, load: Load, folder: Path) -> lis
         "--dataset-path", str(folder / "prompts.jsonl"), "--skip-chat-template",
         "--custom-output-len", str(load.max_tokens), "--disable-shuffle", "--no-oversample",
         "--num-prompts", str(len(load.texts)), "--max-concurrency", str(load.clients),
-        "--temperature", str(load.temperature), "--extra-body", json.dumps({"seed": load.seed}),
+        "--temperature", str(load.temperature), "--extra-body", json.dumps(extra),
         "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "50,95",
         "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", str(folder),
         "--result-filename", "result.json",

@@ -124,9 +124,9 @@ class OfflineBench:
             self._expected[workload.name] = arms[REFERENCE].generate(asks[workload.name], 1)
             self._tell(f"{workload.name}: reference answers ready")
         if self._settings.synthetic:
-            prompts = [ask.token_ids for one in workloads for ask in asks[one.name]]
+            sent = [ask for one in workloads for ask in asks[one.name]]
             tokens = [ids for one in workloads for ids in self._expected[one.name].tokens]
-            write_answers(answers, prompts, tokens)
+            write_answers(answers, sent, tokens)
             spec = self._spec(SYNTHETIC, answers)
             arms[SYNTHETIC] = stack.enter_context(start_arm(spec))
         return arms

@@ -96,6 +96,8 @@ def _print_differences(report: "SetReport") -> None:
         :MAX_SHOWN
     ]:
         print(f"{report.name}: {one}")
+    if report.unknown_arrays:
+        print(f"{report.name}: not compared: {', '.join(report.unknown_arrays)}")
     hidden = len(report.differences) - MAX_SHOWN
     if hidden > 0:
         print(f"{report.name}: and {hidden} more")

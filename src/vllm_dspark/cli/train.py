@@ -96,8 +96,10 @@ def _add_settings(parser: argparse.ArgumentParser, kind: type, helps: dict[str, 
             continue
         is_number = isinstance(field.default, int | float) or field.name == "mask_token_id"
         numeric = int if field.name == "mask_token_id" else type(field.default)
-        shown = "" if field.default in (None, ()) or field.name == "mask_token_id" else (
-            f" (default: {field.default})"
+        shown = (
+            ""
+            if field.default in (None, ()) or field.name == "mask_token_id"
+            else (f" (default: {field.default})")
         )
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -189,7 +191,11 @@ def _run_fit(args: argparse.Namespace) -> int:
         if told.rounds is not None:
             print(f"\nstep {told.step}: {_acceptance(told)}", flush=True)
     bar.show(trainer.state.step, is_last=True)
-    print(f"train fit: best acceptance length {trainer.state.best:.2f}; draft in {folder.best}")
+    if trainer.state.best:
+        folder.publish(args.target.name, feed.row_length)
+        print(
+            f"train fit: best acceptance length {trainer.state.best:.2f}; draft in {folder.draft}"
+        )
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import mlx.core as mx
 
-
 MAX_ROWS = 256
 """Rows of a request whose scores exist at one time; a long chunk is cut into such parts."""
 

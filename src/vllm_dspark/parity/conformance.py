@@ -4,7 +4,6 @@ Every round verifies the recorded drafts, whatever was proposed here, so that ro
 and each is judged on its own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -22,6 +21,8 @@ TOLERANCE = 1e-3
 TIE_MARGIN = 1e-3
 BLOCK_SIZE = 16
 REQUEST = "case"
+BLOCK_ARRAYS = ("block_hidden", "base_logits", "corrected_logits")
+PROMPT_ARRAYS = ("prompt_features", "prompt_logits_last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class SetReport:
         num_arrays: recorded arrays compared.
         confidence_error, array_error: largest absolute differences.
         differences: faults and near-ties, in order.
+        unknown_arrays: recorded arrays of kinds that are not compared.
     """
 
     name: str
@@ -74,6 +76,7 @@ class SetReport:
     confidence_error: float = 0.0
     array_error: float = 0.0
     differences: list[Difference] = field(default_factory=list)
+    unknown_arrays: tuple[str, ...] = ()
 
     @property
     def faults(self) -> list[Difference]:
@@ -107,11 +110,11 @@ def check_set(golden: GoldenSet) -> SetReport:
     for number, case in enumerate(golden.cases):
         check = _CaseCheck(report, recorded, arrays, number, has_ties=golden.arrays is None)
         _run_case(runner, case, check, _blocks(number, num_blocks))
-    missed = set(arrays)
+    is_known = {name: name.endswith((*BLOCK_ARRAYS, *PROMPT_ARRAYS)) for name in sorted(arrays)}
+    report.unknown_arrays = tuple(name for name in is_known if not is_known[name])
+    missed = ", ".join(name for name in is_known if is_known[name])
     if missed:
-        report.differences.append(
-            Difference("arrays", "never computed", ", ".join(sorted(missed)), "recorded")
-        )
+        report.differences.append(Difference("arrays", "never computed:", missed, "has them"))
     return report
 
 
@@ -221,9 +224,11 @@ class _CaseCheck:
             margin = self._draft_margin(at, item.draft[at]) if at < len(drafts) else None
             self._add(index, "drafts", str(list(drafts)), str(list(item.draft)), margin)
         self._confidences(index, item, confidences, at + 1)
-        drafter = self._recorded.drafter
-        for name, array in _block_arrays(drafter).items():
-            self._array(index, f"p{self._number}.r{index}.{name}", array)
+        for kind in BLOCK_ARRAYS:
+            name = f"p{self._number}.r{index}.{kind}"
+            golden = self._arrays.get(name)
+            if golden is not None:
+                self._array(index, name, _block_array(self._recorded.drafter, kind, golden))
 
     def _draft_margin(self, at: int, token: int) -> float:
         """How far a target token id lies below the draft that was chosen at ``at``."""
@@ -271,6 +276,8 @@ class _CaseCheck:
         if golden is None:
             return
         self.report.num_arrays += 1
+        if name.endswith(("base_logits", "corrected_logits")):
+            golden = golden[..., : ours.shape[-1]]  # rows that pad a draft's head are no ids
         if ours.shape != golden.shape:
             self._add(index, name, str(ours.shape), str(golden.shape))
             return
@@ -289,16 +296,19 @@ class _CaseCheck:
         self.report.differences.append(Difference(place, what, ours, golden, margin, not is_tie))
 
 
-def _block_arrays(drafter: RecordingDrafter) -> Mapping[str, mx.array]:
-    """What a set may have recorded of the block just run, without the request axis."""
+def _block_array(drafter: RecordingDrafter, kind: str, golden: mx.array) -> mx.array:
+    """An array of the block just run, without the request axis.
+
+    Hidden states are recorded of all slots, or of those that draft.
+    """
     hidden, draft = drafter.hidden, drafter.draft
     assert hidden is not None and draft is not None
-    arrays = {
-        "block_hidden": drafter.draft_rows(hidden, draft.tokens.shape[1]),
-        "base_logits": draft.base_logits,
-        "corrected_logits": draft.corrected_logits,
-    }
-    return {name: array[0] for name, array in arrays.items() if array is not None}
+    if kind == "block_hidden":
+        has_all = golden.shape[0] == hidden.shape[1]
+        return hidden[0] if has_all else drafter.draft_rows(hidden, draft.tokens.shape[1])[0]
+    array = draft.base_logits if kind == "base_logits" else draft.corrected_logits
+    assert array is not None
+    return array[0]
 
 
 def margin_of(logits: mx.array, token: int) -> float:

@@ -95,7 +95,8 @@ class DraftPolicy:
     def _expect(self, request: Request) -> None:
         if request.confidence_logits is not None and request.drafts:
             kept = request.confidence_logits[: len(request.drafts)]
-            self.expected_tokens += 1.0 + sum(survival_of(kept.tolist(), self.temperatures))
+            survival = survival_of([float(one) for one in kept], self.temperatures)
+            self.expected_tokens += 1.0 + sum(survival)
             self.expected_rounds += 1
 
     def observe_round(self, num_verified: int, num_accepted: int) -> None:

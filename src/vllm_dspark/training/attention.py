@@ -52,9 +52,7 @@ def _softmax(outer: mx.array, inner: mx.array, hidden: mx.array) -> tuple[mx.arr
     """Softmax over the last axes of both together; ``hidden`` entries of outer get zero."""
     outer = mx.where(hidden, -mx.inf, outer.astype(mx.float32))
     inner_scores = inner.astype(mx.float32)
-    top = mx.maximum(
-        outer.max(axis=-1, keepdims=True), inner_scores.max(axis=-1, keepdims=True)
-    )
+    top = mx.maximum(outer.max(axis=-1, keepdims=True), inner_scores.max(axis=-1, keepdims=True))
     top = mx.stop_gradient(top)
     outer, inner_scores = mx.exp(outer - top), mx.exp(inner_scores - top)
     total = outer.sum(axis=-1, keepdims=True) + inner_scores.sum(axis=-1, keepdims=True)

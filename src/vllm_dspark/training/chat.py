@@ -60,7 +60,7 @@ class ChatFormat:
             if not self.is_chat:
                 raise SettingsError(
                     "the prompts are conversations, but the target has no chat template; give "
-                    "prompts as {\"prompt\": text}"
+                    'prompts as {"prompt": text}'
                 )
             return self.encode(render(self.template, messages))
         return self.encode(entry["prompt"])

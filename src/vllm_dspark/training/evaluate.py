@@ -11,7 +11,7 @@ from vllm_dspark.training.frozen import FrozenTarget
 from vllm_dspark.training.network import Batch, flat, hidden_rows
 from vllm_dspark.training.shards import Rows
 
-ANCHORS_AT_ONCE = 64  # blocks of one row in memory together
+ANCHORS_AT_ONCE = 128  # blocks of one row in memory together
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,7 @@ def _propose(
     return np.concatenate(drafts), np.concatenate(logits)
 
 
-def _accepted(
-    row: Rows, starts: np.ndarray, drafts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _accepted(row: Rows, starts: np.ndarray, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Leading drafts that equal the answer, and drafts before the answer's end: [N] each."""
     num_slots, length = drafts.shape[1], row.tokens.shape[1]
     places = starts[:, None] + 1 + np.arange(num_slots)

@@ -117,9 +117,7 @@ def make_advance(plan: Plan) -> Advance:
     warmth = mx.array(plan.answer_temperature)
     rows = mx.arange(len(plan.first))
 
-    def advance(
-        logits: mx.array, state: State, key: mx.array
-    ) -> tuple[mx.array, mx.array, State]:
+    def advance(logits: mx.array, state: State, key: mx.array) -> tuple[mx.array, mx.array, State]:
         now = Streams(*state)
         is_answer = now.role == ASSISTANT
         sampled = _sample(logits, is_answer, warmth, key)
@@ -183,9 +181,7 @@ class DecodeAttend:
         self._keys[layer][:, :, at] = k
         self._values[layer][:, :, at] = v
         keys, values = (x[layer][:, :, : at + 1] for x in (self._keys, self._values))
-        mixed = mx.fast.scaled_dot_product_attention(
-            q[:, :, None], keys, values, scale=self._scale
-        )
+        mixed = mx.fast.scaled_dot_product_attention(q[:, :, None], keys, values, scale=self._scale)
         return mixed[:, :, 0]
 
 

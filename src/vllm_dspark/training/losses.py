@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from vllm_dspark.errors import ShapeError
+from vllm_dspark.ops import logit_gradient
 from vllm_dspark.training.settings import LossWeights
 
 
@@ -109,9 +110,7 @@ def _distribution_loss(
 
     @mx.custom_function
     def loss(inputs, matrix, target_rows, labels, shares):  # noqa: ANN001, ANN202
-        return _pieces(
-            (inputs, matrix, target_rows, labels, shares), terms, num_frozen, piece_rows
-        )
+        return _pieces((inputs, matrix, target_rows, labels, shares), terms, num_frozen, piece_rows)
 
     @loss.vjp
     def loss_vjp(primals, cotangents, outputs):  # noqa: ANN001, ANN202
@@ -137,15 +136,15 @@ def _pieces(
     if inputs.shape[0] != target_rows.shape[0]:
         raise ShapeError(f"{inputs.shape[0]} draft slots and {target_rows.shape[0]} target slots")
     head = matrix[:, :num_frozen]
+    measure = logit_gradient.choose(inputs.dtype, matrix.shape[0])
+    weights = (terms.cross_entropy, terms.l1)
     values, ce_all, l1_all, grads = mx.array(0.0), [], [], []
     grad_table = mx.zeros((matrix.shape[0], matrix.shape[1] - num_frozen), dtype=mx.float32)
     for start in range(0, inputs.shape[0], piece_rows):
         cut = slice(start, start + piece_rows)
         logits = inputs[cut] @ matrix.T
         target_logits = target_rows[cut] @ head.T
-        ce, l1, grad = logit_gradient(
-            logits, target_logits, labels[cut], shares[cut], terms
-        )
+        ce, l1, grad = measure(logits, target_logits, labels[cut], shares[cut], weights)
         values = values + (shares[cut] * (terms.cross_entropy * ce + terms.l1 * l1)).sum()
         ce_all.append(ce)
         l1_all.append(l1)
@@ -153,34 +152,3 @@ def _pieces(
         if num_frozen < matrix.shape[1]:
             grad_table = grad_table + (grad.T @ inputs[cut, num_frozen:]).astype(mx.float32)
     return values, mx.concatenate(ce_all), mx.concatenate(l1_all), mx.concatenate(grads), grad_table
-
-
-def logit_gradient(
-    logits: mx.array,
-    target_logits: mx.array,
-    labels: mx.array,
-    shares: mx.array,
-    terms: LossWeights,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """CE and L1 of each slot, and the gradient of their weighted sum.
-
-    With s = sign(P - Q), d(sum |P - Q|)/dZ = P (s - sum s P).
-
-    Args:
-        logits, target_logits: [N, V]; labels: [N] int32; shares: [N] float32.
-
-    Returns:
-        CE [N] and L1 [N] in float32, gradient [N, V] in the logits' type.
-    """
-    p = mx.softmax(logits, axis=-1, precise=True)
-    q = mx.softmax(target_logits, axis=-1, precise=True)
-    difference = p.astype(mx.float32) - q.astype(mx.float32)
-    l1 = mx.abs(difference).sum(axis=-1)
-    signs = mx.sign(difference)
-    tilt = (signs * p.astype(mx.float32)).sum(axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(p, labels[:, None], axis=-1)[:, 0].astype(mx.float32)
-    ce = -mx.log(mx.maximum(chosen, 1e-30))
-    is_label = mx.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None]
-    grad = p.astype(mx.float32) * (terms.cross_entropy + terms.l1 * (signs - tilt))
-    grad = shares[:, None] * (grad - mx.where(is_label, terms.cross_entropy, 0.0))
-    return ce, l1, grad.astype(logits.dtype)

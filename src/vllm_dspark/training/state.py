@@ -13,6 +13,7 @@ from vllm_dspark.checkpoints.export import export_drafter
 from vllm_dspark.drafter.drafter import Drafter
 from vllm_dspark.errors import CheckpointError
 from vllm_dspark.training.feed import Place
+from vllm_dspark.training.publish import write_card, write_shards
 
 Arrays = dict[str, mx.array]
 FREE = ("num_steps", "evaluate_every", "save_every", "log_every")  # may change on resuming
@@ -42,12 +43,14 @@ class RunFolder:
 
     Attributes:
         best: exported draft with the longest acceptance so far.
+        draft: the same to hand out, in small files and with a card.
         log_path: JSON lines, one per report.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.best = folder / "best"
+        self.draft = folder / "draft"
         self.log_path = folder / "log.jsonl"
         self._last = folder / "last"
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,3 +116,12 @@ class RunFolder:
     def save_best(self, drafter: Drafter) -> None:
         """Export a draft to ``best``."""
         export_drafter(self.best, drafter, layout="deepspec")
+
+    def publish(self, target: str, row_length: int) -> None:
+        """Write ``draft`` from ``best``, the settings and the log."""
+        write_shards(self.best, self.draft)
+        settings = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+        lines = self.log_path.read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines if "held_out_length" in line]
+        best = max(entries, key=lambda entry: entry["held_out_length"])
+        write_card(self.draft, target, settings, best, row_length)

@@ -55,9 +55,7 @@ class Trainer:
     ) -> None:
         self._drafter, self._target, self._feed = drafter, target, feed
         self._folder, self._settings, self._terms = folder, settings, terms
-        masters = {
-            name: array.astype(mx.float32) for name, array in parameters_of(drafter).items()
-        }
+        masters = {name: array.astype(mx.float32) for name, array in parameters_of(drafter).items()}
         narrow = mx.bfloat16 if is_gpu() else mx.float32
         self._optimiser = Optimiser(masters, drafter.config, settings, narrow)
         saved = folder.load_last()
@@ -167,5 +165,3 @@ def _mean(pending: list[Arrays]) -> dict[str, float]:
         name: float(mx.stack([metrics[name] for metrics in pending]).mean().item())
         for name in METRICS
     }
-
-

@@ -10,7 +10,9 @@ from vllm_dspark.ops.reference import MAX_ROWS
 from vllm_dspark.runner.build import Loaded, load
 from vllm_dspark.runner.memory import (
     MIB,
+    PARTS_IN_FLIGHT,
     PROBE_ROWS,
+    SCORES_SAFETY,
     estimate_peak_bytes,
     measure_budget,
     probe_bytes,
@@ -32,15 +34,13 @@ def test_mlx_reports_peaks_on_this_device() -> None:
     assert mx.get_peak_memory() - before >= 16 * MIB
 
 
-def test_a_parabola_is_extrapolated_exactly() -> None:
-    def curve(rows: int) -> int:
-        return 1000 + 20 * rows + 3 * rows * rows
-
-    peaks = [curve(rows) for rows in PROBE_ROWS]
-    assert estimate_peak_bytes(peaks, 256, 256) == curve(256)
-    assert estimate_peak_bytes(peaks, 100, 2048) == 1000 + 20 * 100 + 3 * 100 * 2048
-    assert estimate_peak_bytes(peaks, 2048, 4096) == 1000 + 20 * 2048 + 3 * MAX_ROWS * 4096
-    assert estimate_peak_bytes(peaks, 2048, 64) >= 1000 + 20 * 2048 + 3 * 64 * 64
+def test_a_parabola_is_extrapolated_with_a_margin_on_its_square_part() -> None:
+    peaks = [1000 + 20 * rows + 3 * rows * rows for rows in PROBE_ROWS]
+    square = 3 * SCORES_SAFETY
+    assert estimate_peak_bytes(peaks, 256, 256) == 1000 + 20 * 256 + square * 256 * 256
+    assert estimate_peak_bytes(peaks, 100, 2048) == 1000 + 20 * 100 + square * 100 * 2048
+    most = PARTS_IN_FLIGHT * MAX_ROWS
+    assert estimate_peak_bytes(peaks, 2048, 4096) == 1000 + 20 * 2048 + square * most * 4096
 
 
 def test_noise_never_makes_a_larger_step_cheaper() -> None:
@@ -55,7 +55,7 @@ def test_an_extrapolated_peak_covers_a_measured_one(
     peaks = [probe_bytes(loaded, rows) for rows in PROBE_ROWS]
     measured = probe_bytes(loaded, rows, context - rows)
     estimate = estimate_peak_bytes(peaks, rows, context)
-    assert abs(estimate - measured) < 0.35 * measured
+    assert 0.8 * measured < estimate < 2.5 * measured
 
 
 def test_the_budget_is_the_share_less_the_peak(loaded: Loaded) -> None:

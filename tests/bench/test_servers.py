@@ -1,0 +1,84 @@
+"""Servers end by their id in all cases; metrics pages are read."""
+
+import sys
+
+import psutil
+import pytest
+
+from vllm_dspark.bench.prometheus import (
+    parse_metrics,
+    read_cached,
+    read_drafting,
+    read_kv_tokens,
+)
+from vllm_dspark.bench.serve import ServeSettings, make_specs
+from vllm_dspark.bench.servers import ServerSpec, start_server
+from vllm_dspark.errors import SettingsError, SetupError
+
+CHILD = "import time; time.sleep(600)"
+SERVER = f"""
+import http.server, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(str(child.pid).encode())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Page).serve_forever()
+"""
+PAGE = """
+# HELP vllm:spec_decode_num_drafts_total x
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 30.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 12.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 8.0
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_hits_total{engine="0"} 32.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="64"} 1.0
+"""
+
+
+def test_a_server_and_its_children_are_gone_after_an_error() -> None:
+    spec = ServerSpec("fake", "other", (sys.executable, "-c", SERVER, "{port}"))
+    with pytest.raises(ValueError, match="planned"), start_server(spec) as server:
+        child = psutil.Process(int(server.get("/")))
+        assert child.is_running()
+        raise ValueError("planned")
+    assert server.process.poll() is not None
+    assert not child.is_running()
+
+
+def test_a_server_that_dies_shows_the_end_of_its_log() -> None:
+    command = (sys.executable, "-c", "raise SystemExit('the reason')", "{port}")
+    with pytest.raises(SetupError, match="the reason"), start_server(ServerSpec("f", "o", command)):
+        pass
+
+
+def test_counters_of_drafting_and_caching_are_read() -> None:
+    metrics = parse_metrics(PAGE)
+    drafting = read_drafting(metrics)
+    assert (drafting.rounds, drafting.drafted, drafting.accepted) == (10, 30, 12)
+    assert drafting.rates == [0.8, 0.4]
+    assert drafting.length == 2.2
+    assert read_cached(metrics) == (100.0, 32.0)
+    assert read_kv_tokens(metrics) == 1024
+
+
+def test_counts_between_two_readings_start_at_the_first() -> None:
+    drafting = read_drafting(parse_metrics(PAGE))
+    assert drafting.since(drafting).rounds == 0
+    assert drafting.since(type(drafting)()) == drafting
+
+
+def test_a_missing_outside_engine_is_left_out_with_a_sentence(tmp_path) -> None:
+    settings = ServeSettings(
+        model=tmp_path, draft=tmp_path, arms=("DSpark async", "llama.cpp", "draft_model")
+    )
+    specs, skipped = make_specs(settings)
+    assert [spec.name for spec in specs] == ["target-only sync", "DSpark async"]
+    assert [text.split(":")[0] for text in skipped] == ["llama.cpp", "draft_model"]
+    assert all("127.0.0.1" in spec.command for spec in specs)
+
+
+def test_an_unknown_arm_is_refused(tmp_path) -> None:
+    with pytest.raises(SettingsError, match="choose from"):
+        ServeSettings(model=tmp_path, draft=tmp_path, arms=("sglang",))
