@@ -59,6 +59,7 @@ MAY_SYNC = {  # files, or whole folders ending in a slash
     "cli/doctor.py",
     "parity/",
     "bench/",
+    "arms/",
 }
 
 

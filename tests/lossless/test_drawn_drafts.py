@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from driver import NUM_BLOCKS, Engine, cases, pair, run_alone
 
-from driver import NUM_BLOCKS, Engine, cases, make_runner, pair, run_alone
 from vllm_dspark.cache.attend import CausalAttend
 from vllm_dspark.cache.layout import PageSpan, make_layout
 from vllm_dspark.cache.pool import KVPool

@@ -238,19 +238,25 @@ def _step_table(result: Result) -> str:
 
 
 def _parity(result: Result) -> str:
-    """Chart and tables of ``parity text``."""
-    rows = [
-        (f"{one['arm']} against {one['reference']}",
-         [("exact", one["exact"]), ("top-k", one["top_k"]), ("failed", one["failures"])])
-        for one in result["comparisons"]
-    ]  # fmt: skip
-    drawing = svg.stacked_chart(rows, [[] for _ in rows], "texts", "parity of greedy texts")
+    """Charts and tables of ``parity text``."""
     gate = result["gate"]
     caption = (
         f"Gate {gate['precision']}: a first differing token passes among the top {gate['top_k']} "
         f"with a margin of at most {gate['max_margin']} ({gate['reason']})."
     )
-    figure = _figure("Texts", drawing, caption, ["exact", "near-tie", "failed"])
+    figures = []
+    groups = [one["reference"].split()[0] for one in result["comparisons"]]
+    for group in dict.fromkeys(groups):
+        mine = [
+            one for one, name in zip(result["comparisons"], groups, strict=True) if name == group
+        ]
+        rows = [
+            (one["arm"], [(name, one[name]) for name in ("exact", "top_k", "failures")])
+            for one in mine
+        ]
+        drawing = svg.stacked_chart(rows, [[] for _ in rows], "texts", f"against {group}")
+        names = ["exact", "near-tie", "failed"]
+        figures.append(_figure(f"Texts against {group}", drawing, caption, names))
     table = _table(
         ("arm", "against", "exact", "near-ties", "failed"),
         [
@@ -265,7 +271,7 @@ def _parity(result: Result) -> str:
         for one in result["comparisons"]
         for gap in one["differences"]
     ]  # fmt: skip
-    text = f'<div class="grid">{figure}</div>{table}'
+    text = f'<div class="grid">{"".join(figures)}</div>{table}'
     if gaps:
         head = ("arm", "against", "prompt", "token", "rank", "margin", "verdict")
         text += "<h3>Differences</h3>" + _table(head, gaps)

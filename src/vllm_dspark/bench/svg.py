@@ -9,6 +9,7 @@ from html import escape
 WIDTH = 360
 LEFT, RIGHT = 8, 8
 ROW = 34
+MAX_LABEL = 54
 VALUE = 88  # room for a number at the right end of a row
 Rows = Sequence[tuple[str, Sequence[tuple[str, float]]]]
 
@@ -17,6 +18,11 @@ def text(x: float, y: float, words: str, *, kind: str = "", anchor: str = "start
     """A label; ``kind`` is a CSS class."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text {place} class="{kind}">{escape(words)}</text>'
+
+
+def label_of(words: str) -> str:
+    """A row's name, cut to what fits over its bar."""
+    return words if len(words) <= MAX_LABEL else words[: MAX_LABEL - 1] + "\u2026"
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
@@ -51,7 +57,7 @@ def ratio_chart(rows: Sequence[tuple[str, Mapping[str, float], str]], label: str
         kind = {"faster": "good", "slower": "bad"}.get(verdict, "unsure")
         low, high, middle = (LEFT + spread[key] * scale for key in ("low", "high", "median"))
         parts += [
-            text(LEFT, y - 12, name),
+            text(LEFT, y - 12, label_of(name)),
             line(LEFT, y, LEFT + top * scale, y, "rule"),
             line(one, y - 7, one, y + 7, "axis"),
             line(low, y, high, y, f"whisker {kind}"),
@@ -71,7 +77,7 @@ def bar_chart(rows: Sequence[tuple[str, float, int]], unit: str, label: str) -> 
     for index, (name, value, colour) in enumerate(rows):
         y = ROW * index + 14
         parts += [
-            text(LEFT, y, name),
+            text(LEFT, y, label_of(name)),
             rect(LEFT, y + 5, value * scale, 12, f"c{colour}"),
             text(WIDTH - RIGHT, y + 14, f"{value:.1f} {unit}", kind="value", anchor="end"),
         ]
@@ -89,7 +95,7 @@ def stacked_chart(
     drawn = []
     for index, (name, parts) in enumerate(rows):
         y, x = ROW * index + 14, float(LEFT)
-        drawn.append(text(LEFT, y, name))
+        drawn.append(text(LEFT, y, label_of(name)))
         for colour, (_, value) in enumerate(parts):
             drawn.append(rect(x, y + 5, value * scale, 12, f"c{colour}"))
             x += value * scale

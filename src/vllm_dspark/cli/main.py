@@ -14,6 +14,7 @@ from vllm_dspark.errors import DSparkError
 
 COMMANDS = {
     "bench": "vllm_dspark.cli.bench",
+    "demo": "vllm_dspark.cli.demo",
     "doctor": "vllm_dspark.cli.doctor",
     "fetch-demo": "vllm_dspark.cli.fetch_demo",
     "parity": "vllm_dspark.cli.parity",

@@ -42,7 +42,7 @@ class Draft:
     drawn_logits: mx.array | None = None
 
 
-class Drafter(nn.Module):
+class Drafter(nn.Module):  # noqa: PLR0904 - training uses its parts one by one
     """A block drafter with its heads; an ordinary module, so it also trains.
 
     Attributes:

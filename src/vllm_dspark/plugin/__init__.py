@@ -1,4 +1,4 @@
-"""vLLM's contract: the platform, the worker, translation, refusals. Only this package knows vLLM."""
+"""vLLM's contract: platform, worker, translation, refusals. Only this package knows vLLM."""
 
 from vllm_dspark.settings import set_environment_defaults
 

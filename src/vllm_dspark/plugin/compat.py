@@ -48,7 +48,8 @@ def _skip_rounds_without_drafts() -> None:
     from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-    for owner, name in ((SpecDecodingStats, "observe_draft"), (RequestSpecDecodeMetrics, "observe")):
+    counters = ((SpecDecodingStats, "observe_draft"), (RequestSpecDecodeMetrics, "observe"))
+    for owner, name in counters:
         original = getattr(owner, name)
         if not hasattr(original, "__wrapped__"):
             setattr(owner, name, _only_with_drafts(original))

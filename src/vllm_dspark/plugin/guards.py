@@ -145,7 +145,9 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "kv-connector",
-        lambda facts: _given(f"kv connector {facts.kv_connector!r} is set", bool(facts.kv_connector)),
+        lambda facts: _given(
+            f"kv connector {facts.kv_connector!r} is set", bool(facts.kv_connector)
+        ),
         "keys and values stay on this device: drop --kv-transfer-config",
     ),
     Guard(
@@ -168,7 +170,9 @@ GUARDS: tuple[Guard, ...] = (
     ),
     Guard(
         "pooling",
-        lambda facts: _given(f"the runner is {facts.runner_type!r}", facts.runner_type != "generate"),
+        lambda facts: _given(
+            f"the runner is {facts.runner_type!r}", facts.runner_type != "generate"
+        ),
         "only text generation is implemented: use --runner generate and a causal model",
     ),
     Guard(
@@ -269,7 +273,9 @@ def _too_wide(facts: SpeculativeFacts) -> str | None:
 DRAFT_GUARDS: tuple[DraftGuard, ...] = (
     DraftGuard(
         "method",
-        lambda facts: _given(f"speculative method is {facts.method!r}", facts.method not in METHODS),
+        lambda facts: _given(
+            f"speculative method is {facts.method!r}", facts.method not in METHODS
+        ),
         f"the methods here are {', '.join(METHODS)}: use one of them",
     ),
     DraftGuard(
@@ -293,8 +299,8 @@ DRAFT_GUARDS: tuple[DraftGuard, ...] = (
         "draft-sampling",
         lambda facts: _given(
             f"draft_sample_method is {facts.draft_sample_method!r}",
-            facts.draft_sample_method != "greedy"
-            and not (facts.draft_sample_method == "probabilistic" and facts.method in BLOCK_METHODS),
+            facts.draft_sample_method
+            not in (("greedy", "probabilistic") if facts.method in BLOCK_METHODS else ("greedy",)),
         ),
         "drafts are picked (greedy), or drawn (probabilistic) with dspark and dflash: use one of "
         "these",

@@ -1,4 +1,4 @@
-"""What vLLM asks a worker; the one place that holds "not yet" states, since vLLM builds in stages."""
+"""What vLLM asks a worker; it alone holds "not yet" states, since vLLM builds in stages."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -149,10 +149,11 @@ def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loa
     top_k = resolve_top_k(draft.top_k, draft_config.top_k, draft_config.num_draft_logits)
     config, target = load_target(folder, dtype)
     drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
-    return Loaded(config, target, dtype, LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window))
+    loaded = LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window)
+    return Loaded(config, target, dtype, loaded)
 
 
-def build_runner(
+def build_runner(  # noqa: PLR0913 - one argument per setting of vLLM
     loaded: Loaded,
     *,
     num_blocks: int,
