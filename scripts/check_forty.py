@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare greedy tokens of forty prompts with mlx_lm and transformers, in every way to cut steps.
 
-    .venv/bin/python scripts/check_forty.py [--model DIR] [--json OUT] [--limit N]
+    .venv/bin/python scripts/check_forty.py [--model DIR] [--limit N] [--references F] [--json F]
 
 Prints a table with exact counts, and every difference with the margin between the two most likely
 tokens at its position: a margin near 1e-4 is a tie that float32 sums in another order may flip.
@@ -84,7 +84,7 @@ def transformers_tokens(folder: Path, prompts: Tokens) -> Tokens:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1)  # two threads that share busy cores wait for each other
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     answers = []
@@ -99,7 +99,6 @@ def transformers_tokens(folder: Path, prompts: Tokens) -> Tokens:
                 pad_token_id=0,
             )
         answers.append(out[0, len(ids) :].tolist())
-    torch.set_num_threads(1)
     return answers
 
 
@@ -155,6 +154,26 @@ def ways(folder: Path, block_bytes: int) -> Iterator[tuple[str, Any, int]]:
             yield f"{mode}, batches of {BATCH}, tiny pool", llm, BATCH
 
 
+def references(model: Any, folder: Path, prompts: Tokens, kept: Path | None) -> tuple[Any, Any]:
+    """Tokens and seconds of mlx_lm and of transformers, read from ``kept`` when it has them."""
+    if kept and kept.is_file():
+        found = json.loads(kept.read_text())
+        if found["prompts"] == prompts:
+            return found["mlx_lm"], found["transformers"]
+    answers: dict[str, Any] = {"prompts": prompts}
+    for name, compute in (
+        ("mlx_lm", lambda: mlx_lm_tokens(model, prompts)),
+        ("transformers", lambda: transformers_tokens(folder, prompts)),
+    ):
+        started = time.perf_counter()
+        tokens = compute()
+        answers[name] = (tokens, time.perf_counter() - started)
+        print(f"{name}: {answers[name][1]:.1f} s", flush=True)
+    if kept:
+        kept.write_text(json.dumps(answers))
+    return answers["mlx_lm"], answers["transformers"]
+
+
 def find_differences(
     model: Any, names: list[str], prompts: Tokens, ours: Tokens, expected: Tokens
 ) -> list[Difference]:
@@ -189,7 +208,7 @@ def print_table(rows: list[Row], total: int) -> None:
             )
 
 
-def check(folder: Path, prompts: list[dict[str, str]]) -> list[Row]:
+def check(folder: Path, prompts: list[dict[str, str]], kept: Path | None) -> list[Row]:
     """Run everything; the first row is transformers against mlx_lm."""
     import mlx_lm
 
@@ -204,13 +223,9 @@ def check(folder: Path, prompts: list[dict[str, str]]) -> list[Row]:
         )
         for one in prompts
     ]
-    started = time.perf_counter()
-    expected = mlx_lm_tokens(model, ids)
-    rows = [Row("mlx_lm", time.perf_counter() - started, len(ids))]
-    started = time.perf_counter()
-    other = transformers_tokens(folder, ids)
-    rows[0].equal_transformers = count_equal(expected, other)
-    rows.append(Row("transformers", time.perf_counter() - started, 0, len(ids)))
+    (expected, seconds), (other, other_seconds) = references(model, folder, ids, kept)
+    rows = [Row("mlx_lm", seconds, len(ids), count_equal(expected, other))]
+    rows.append(Row("transformers", other_seconds, 0, len(ids)))
     rows[1].equal_mlx_lm = rows[0].equal_transformers
     rows[1].differences = find_differences(model, names, ids, other, expected)
     config = json.loads((folder / "config.json").read_text())
@@ -235,10 +250,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=Path, default=CORPUS)
     parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--references", type=Path, help="keep the references' tokens here")
     parser.add_argument("--json", type=Path, help="write the table here too")
     options = parser.parse_args()
     prompts = read_prompts(options.prompts, options.limit)
-    rows = check(options.model, prompts)
+    rows = check(options.model, prompts, options.references)
     print_table(rows, len(prompts))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

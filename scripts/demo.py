@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_DIR = Path("models/SmolLM2-135M-Instruct")
+DRAFT_DIR = Path("pairs/SmolLM2-135M-Instruct-DSpark")
 LOG = ROOT / ".venv" / ".setup" / "demo-server.log"
 QUESTION = "What is the capital of France, and what is it famous for?"
 START_LIMIT_S = 300.0  # the first start of all inspects the model's class: half a minute
@@ -30,28 +31,34 @@ def main() -> int:
     """Run the demo; 1 with a sentence when a part of it fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=MODEL_DIR, help="default: %(default)s")
+    parser.add_argument("--draft", type=Path, default=DRAFT_DIR, help="default: %(default)s")
     parser.add_argument("--prompt", default=QUESTION, help="default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=120, help="default: %(default)s")
     args = parser.parse_args()
     os.chdir(ROOT)
     vllm = Path(sys.executable).parent / "vllm"
-    if not (args.model / "config.json").is_file() or not vllm.exists():
+    parts = (args.model / "config.json", args.draft / "config.json", vllm)
+    if not all(part.exists() for part in parts):
         print("demo: the set-up is not complete; run `make setup`", file=sys.stderr)
         return 1
     name = args.model.name
     command = [str(vllm.relative_to(ROOT)), "serve", str(args.model), "--served-model-name", name]
     command += ["--max-model-len", "2048", "--kv-cache-memory-bytes", "1G"]
+    drafting = {"method": "dspark", "model": str(args.draft), "num_speculative_tokens": 7}
+    command += ["--speculative-config", json.dumps(drafting)]
     try:
         with serve(command) as url:
             print(f"\n> {args.prompt}\n")
             num_tokens, seconds = ask(url, name, args.prompt, args.max_tokens)
+            length = acceptance_length(url)
     except (OSError, RuntimeError) as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ndemo: stopped", file=sys.stderr)
         return 130
-    print(f"\n\n{num_tokens} tokens in {seconds:.1f} s, computed by MLX behind vLLM's server.")
+    print(f"\n\n{num_tokens} tokens in {seconds:.1f} s, computed by MLX behind vLLM's server;")
+    print(f"{length:.2f} tokens a round, the target's own included.")
     print(f"To keep a server running:\n\n    {shlex.join(command)}\n")
     return 0
 
@@ -146,6 +153,17 @@ def ask(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]
         show_log_end()
         raise RuntimeError(f"the answer broke off; see {LOG}")
     return num_tokens, time.monotonic() - start
+
+
+def acceptance_length(url: str) -> float:
+    """Mean tokens of a round so far, from the server's own counters."""
+    counts = {"num_drafts": 0.0, "num_accepted_tokens": 0.0}
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        for line in response.read().decode().splitlines():
+            for name in counts:
+                if line.startswith(f"vllm:spec_decode_{name}_total"):
+                    counts[name] += float(line.rsplit(" ", 1)[1])
+    return 1.0 + counts["num_accepted_tokens"] / max(counts["num_drafts"], 1.0)
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

@@ -58,8 +58,14 @@ BROKEN_DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"num_drafts": 8}, "num_speculative_tokens"),
     "adaptive-verification": ({"is_adaptive": True}, "enable_adaptive_verification"),
     "parallel-drafting": ({"method": "draft_model", "is_parallel": True}, "parallel_drafting"),
-    "draft-sampling": ({"draft_sample_method": "probabilistic"}, "draft_sample_method greedy"),
-    "rejection": ({"rejection_sample_method": "block"}, "rejection_sample_method standard"),
+    "draft-sampling": (
+        {"method": "draft_model", "draft_sample_method": "probabilistic"},
+        "draft_sample_method is 'probabilistic'",
+    ),
+    "rejection": (
+        {"rejection_sample_method": "synthetic"},
+        "rejection_sample_method standard",
+    ),
     "draft-quantization": ({"draft_quantization": "fp8"}, "dspark_draft_quantization"),
     "draft-kv-dtype": ({"draft_kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
     "token-budget": (

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,15 +126,46 @@ def test_an_unknown_model_is_a_404(client: Any) -> None:
 
 
 def test_metrics_count_what_was_served(server: Server, client: Any) -> None:
-    def value(name: str) -> float:
-        lines = server.get("/metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
-
-    before = value("vllm:generation_tokens_total")
+    before = metric(server, "vllm:generation_tokens_total")
     complete(client, max_tokens=9, extra_body={"ignore_eos": True})
-    assert value("vllm:generation_tokens_total") == before + 9
-    assert value("vllm:num_requests_running") == 0
-    assert value("vllm:kv_cache_usage_perc") == 0
+    assert metric(server, "vllm:generation_tokens_total") == before + 9
+
+
+def metric(server: Server, name: str) -> float:
+    """Sum of a metric over its labels."""
+    lines = server.get("/metrics").splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_clients_that_hang_up_or_err_leave_nothing_behind(server: Server, client: Any) -> None:
+    from openai import BadRequestError
+
+    def ask(index: int) -> str:
+        prompt = PROMPTS[index % len(PROMPTS)]
+        if index % 4 == 0:
+            stream = complete(client, prompt, stream=True, max_tokens=200)
+            next(iter(stream))
+            stream.close()
+            return "hung up"
+        if index % 4 == 1:
+            try:
+                complete(client, prompt, extra_body={"thinking_token_budget": 4})
+            except BadRequestError:
+                return "refused"
+        answer = complete(client, prompt, temperature=1.0, max_tokens=16)
+        return answer.choices[0].finish_reason
+
+    with ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(ask, range(48)))
+    assert [ends.count(end) for end in ("hung up", "refused")] == [12, 12]
+    assert ends.count("length") + ends.count("stop") == 24
+    deadline = time.monotonic() + 20
+    while metric(server, "vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    complete(client, max_tokens=1)
+    assert metric(server, "vllm:num_requests_running") == 0
+    assert metric(server, "vllm:num_requests_waiting") == 0
+    assert metric(server, "vllm:kv_cache_usage_perc") == 0
 
 
 def test_the_benchmark_client_runs(server: Server, tmp_path: Path) -> None:
