@@ -6,6 +6,7 @@ SHELL := /bin/bash
 demo: setup
 	@.venv/bin/python scripts/demo.py
 
+test: export WITH_BROWSER = 1
 test: setup
 	@.venv/bin/python -m pytest $(ARGS)
 

@@ -7,6 +7,7 @@
 # Variables, none needed:
 #   PYTHON           the interpreter for .venv (3.11 to 3.13)
 #   MLX_BACKEND      cpu, cuda or metal, instead of looking for a GPU
+#   WITH_BROWSER     1 also installs Chromium, for the tests that open the benchmark report
 #   TORCH_INDEX_URL  pip index that has CPU builds of torch (the one pytorch.org shows for
 #                    Linux, Pip, CPU). Without it pip's own configuration is tried first,
 #                    then the plain package, which brings gigabytes of CUDA along on Linux.
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/.."
 TORCH_VERSION=2.13.0
 VLLM_VERSION=0.33.0
 MODEL_DIR=models/SmolLM2-135M-Instruct
-NUM_STEPS=7
+NUM_STEPS=$((7 + ${WITH_BROWSER:-0}))
 
 venv=.venv
 stamps=$venv/.setup
@@ -164,6 +165,17 @@ has_openblas() {
         "$py" -c 'import ctypes; ctypes.CDLL("libopenblas.so")' 2>/dev/null
 }
 
+# A test opens the report in a real browser, and is skipped where there is none.
+install_browser() {
+    if ! has_browser && [ "$os" = Linux ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver || true
+    fi
+    has_browser || echo "NOTE: there is no Chromium with its driver, so the report's browser tests are" \
+        "skipped. Install them (Debian: sudo apt-get install chromium chromium-driver)."
+}
+
+has_browser() { command -v chromedriver >/dev/null && { command -v chromium || command -v google-chrome; } >/dev/null; }
+
 fetch_model() { "$venv/bin/vllm-dspark" fetch-demo "$MODEL_DIR"; }
 
 check_all() { "$venv/bin/vllm-dspark" doctor; }
@@ -209,6 +221,8 @@ step "torch $TORCH_VERSION (CPU)" "$TORCH_VERSION" install_torch "$network"
 step "vLLM $VLLM_VERSION (pure Python build)" "$VLLM_VERSION" install_vllm "$network"
 step "MLX for $backend, and this package" "$backend $(cksum <pyproject.toml) $PWD" install_self "$network"
 step "BLAS for the CPU" "$backend" install_blas "Install OpenBLAS by hand, then run this again."
+[ "${WITH_BROWSER:-0}" = 0 ] ||
+    step "browser for the report's tests" 1 install_browser "Only a few tests need it."
 step "demo model (93 MB)" "$(cksum <src/vllm_dspark/demo/download.py) $MODEL_DIR" fetch_model "$network"
 step "doctor" "$(cksum <pyproject.toml) $backend" check_all "Do what it says, then run this again."
 [ -f "$MODEL_DIR/vllm_dspark_demo.json" ] || { rm -f "$stamps/fetch_model"; exec "$0"; }

@@ -10,7 +10,7 @@ import pytest
 from sample_results import all_results, bench_result, parity_result
 
 from vllm_dspark.bench.report import render_html
-from vllm_dspark.bench.table import render_markdown
+from vllm_dspark.bench.table import fill, render_markdown
 from vllm_dspark.errors import SettingsError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -101,3 +101,15 @@ def test_a_failed_parity_is_on_top_of_the_page() -> None:
 def test_other_json_is_refused_with_a_sentence() -> None:
     with pytest.raises(SettingsError, match="unknown: give files"):
         render_html([{"kind": "soup"}])
+
+
+def test_tables_land_between_the_marks_of_a_document_and_nowhere_else() -> None:
+    document = (
+        "Before\n<!-- results: serve -->\nold\n<!-- end of results -->\nBetween\n"
+        "<!-- results: parity -->\nkept\n<!-- end of results -->\nAfter\n"
+    )
+    filled = fill(document, [bench_result("serve")])
+    assert "old" not in filled and "| **slower** |" in filled
+    assert filled.startswith("Before\n<!-- results: serve -->\n")
+    assert filled.endswith("<!-- results: parity -->\nkept\n<!-- end of results -->\nAfter\n")
+    assert fill(filled, [bench_result("serve")]) == filled

@@ -1,5 +1,6 @@
 """Servers end by their id in all cases; metrics pages are read."""
 
+import subprocess
 import sys
 
 import psutil
@@ -82,3 +83,28 @@ def test_a_missing_outside_engine_is_left_out_with_a_sentence(tmp_path) -> None:
 def test_an_unknown_arm_is_refused(tmp_path) -> None:
     with pytest.raises(SettingsError, match="choose from"):
         ServeSettings(model=tmp_path, draft=tmp_path, arms=("sglang",))
+
+
+COMMAND = """
+import subprocess
+import sys
+from vllm_dspark.bench.servers import ServerSpec, start_server
+from vllm_dspark.cli.results import end_in_order
+end_in_order()
+spec = ServerSpec("fake", "other", (sys.executable, "-c", sys.argv[1], "{port}"))
+with start_server(spec) as one:
+    print(one.process.pid, flush=True)
+    one.process.wait()
+"""
+
+
+def test_a_terminated_command_stops_its_server() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, SERVER], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    server = psutil.Process(int(parent.stdout.readline()))
+    parent.terminate()
+    assert parent.wait(30) == 143
+    parent.stdout.close()
+    assert not server.is_running()

@@ -38,6 +38,13 @@ def test_chunks_of_sixteen_tokens_change_nothing(is_async: bool) -> None:
 
 
 @MODES
+def test_a_threshold_for_long_prompts_changes_nothing(is_async: bool) -> None:
+    with engine(async_scheduling=is_async, long_prefill_token_threshold=4) as llm:
+        outputs = llm.generate(list(PROMPTS), greedy(), use_tqdm=False)
+        assert token_ids(outputs) == expected_tokens()
+
+
+@MODES
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_every_block_size_gives_the_same_tokens(is_async: bool, block_size: int) -> None:
     size = pool_bytes(64, block_size)

@@ -86,6 +86,11 @@ class Cell:
         """Whether its outputs were compared and differ by near-ties at most."""
         return self.check is not None and self.check["failures"] == 0
 
+    def keep_worse(self, check: Mapping[str, int] | None) -> None:
+        """Take over a later check of the same cell when it is worse."""
+        if check is not None and self.check is not None and check["exact"] < self.check["exact"]:
+            self.check = check
+
     @property
     def rate(self) -> float:
         return statistics.median(one.tokens_per_s for one in self.repeats)

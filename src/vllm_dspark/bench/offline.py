@@ -195,8 +195,11 @@ class OfflineBench:
         num_prompt = sum(len(ask.token_ids) for ask in asks)
         for repeat, name in in_turns(list(arms), self._settings.repeats):
             arms[name].reset_cache()
-            measured = Measured.of(arms[name].generate(asks, clients), num_prompt)
-            self._cells[name, workload.name, clients].repeats.append(measured)
+            run = arms[name].generate(asks, clients)
+            measured = Measured.of(run, num_prompt)
+            cell = self._cells[name, workload.name, clients]
+            cell.repeats.append(measured)
+            cell.keep_worse(self._compare(name, arms, workload, asks, run))
             self._tell(
                 f"{workload.name}, {clients} clients, repeat {repeat + 1}, {name}: "
                 f"{measured.tokens_per_s:.1f} tokens/s, {measured.length:.2f} tokens/round"

@@ -19,6 +19,7 @@ from vllm_dspark.bench.servers import (
     Server,
     ServerSpec,
     llama_command,
+    mlx_dspark_command,
     mlx_lm_command,
     start_server,
     vllm_command,
@@ -28,7 +29,9 @@ from vllm_dspark.errors import SettingsError, SetupError
 
 REFERENCE = "target-only sync"
 OURS = ("target-only async", REFERENCE, "DSpark async", "DSpark sync", "draft_model", "ngram")
-OTHERS = ("mlx_lm", "llama.cpp", "llama.cpp DSpark")
+OTHERS = ("mlx_lm", "mlx-dspark", "llama.cpp", "llama.cpp DSpark")
+BLAS_FIRST = {"LD_PRELOAD": "libopenblas.so.0"}
+"""For engines on MLX that do not look for a fast BLAS by themselves, as ours does."""
 PAIRS = tuple(
     (drafted, other)
     for drafted in ("DSpark async", "DSpark sync", "draft_model", "ngram")
@@ -36,6 +39,7 @@ PAIRS = tuple(
 ) + (
     ("target-only async", "mlx_lm"),
     ("target-only async", "llama.cpp"),
+    ("DSpark async", "mlx-dspark"),
     ("DSpark async", "llama.cpp DSpark"),
     ("llama.cpp DSpark", "llama.cpp"),
 )
@@ -117,9 +121,14 @@ def _our_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
 def _outside_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
     clients = max(settings.clients)
     if name == "mlx_lm":
-        # Its process does not know which BLAS is fast; ours chooses one by itself.
-        environment = {"LD_PRELOAD": "libopenblas.so.0"}
-        return ServerSpec(name, "mlx_lm", mlx_lm_command(settings.model, clients), environment)
+        return ServerSpec(name, "mlx_lm", mlx_lm_command(settings.model, clients), BLAS_FIRST)
+    if name == "mlx-dspark":
+        if not version_of(name):
+            return f"{name}: not installed; `pip install mlx-dspark` brings it"
+        command = mlx_dspark_command(
+            settings.model, settings.draft, clients, settings.num_drafts or 7
+        )
+        return ServerSpec(name, "mlx-dspark", command, BLAS_FIRST)
     if not version_of("xllamacpp"):
         return f"{name}: xllamacpp is not installed; `pip install xllamacpp` brings llama.cpp"
     target = settings.llama_target or find_target(settings.model)
@@ -283,9 +292,7 @@ class ServeBench:
         if cell.check is None:
             return
         ids = self._ids_of(texts, self._expected[cell.workload])
-        check = self._judge(cell.arm, cell.workload, ids)
-        if check["exact"] < cell.check["exact"]:
-            cell.check = check
+        cell.keep_worse(self._judge(cell.arm, cell.workload, ids))
 
 
 Counts = tuple[Drafting, tuple[float, float]]

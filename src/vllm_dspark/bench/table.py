@@ -1,5 +1,6 @@
 """Results -> Markdown tables, the same numbers that the HTML report shows."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -250,6 +251,38 @@ def render_markdown(results: Sequence[Mapping[str, Any]]) -> str:
             )
         lines += [f"## {title(result)}", "", *describe_origin(result)]
         lines += [*TABLES[result["kind"]](result), ""]
+    return "\n".join(lines)
+
+
+MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+def fill(text: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """Put tables between the marks of a document.
+
+    ``<!-- results: KIND -->`` up to ``<!-- end of results -->``; KIND is a result's kind, or
+    ``summary`` for the ratios of all results. Marks without a result keep what they hold.
+    """
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        by_kind.setdefault(result["kind"], []).append(result)
+
+    def replace(match: re.Match[str]) -> str:
+        kind = match[2]
+        if kind == "summary":
+            body = _summary([one for one in results if one.get("ratios")])
+        else:
+            body = render_markdown(by_kind.get(kind, ()))
+        return f"{match[1]}\n{body}\n{match[3]}" if body.strip() else match[0]
+
+    return MARK.sub(replace, text)
+
+
+def _summary(results: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for result in results:
+        lines += [f"**{title(result)}**", "", *describe_origin(result), ""]
+        lines += [*markdown(RATIO_HEAD, ratio_rows(result["ratios"])), ""]
     return "\n".join(lines)
 
 

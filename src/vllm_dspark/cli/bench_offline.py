@@ -11,7 +11,9 @@ from vllm_dspark.cli.results import (
     add_pair_arguments,
     add_workload_arguments,
     command_line,
+    end_in_order,
     names,
+    pair_folders,
     publish,
 )
 
@@ -41,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dspark.bench.record import Disturbance, make_record
     from vllm_dspark.bench.table import bench_tables
 
+    model, draft = pair_folders(args, needs_draft=True)
     settings = OfflineSettings(
-        model=args.model,
-        draft=args.draft,
+        model=model,
+        draft=draft,
         dtype=args.dtype,
         arms=args.arms,
         synthetic=args.synthetic,
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         gate=args.gate or args.dtype,
     )
+    end_in_order()
     record = make_record("offline", command_line(), asdict(settings))
     disturbance = Disturbance.start()
     bench = OfflineBench(settings, lambda text: print(text, flush=True))

@@ -1,4 +1,4 @@
-"""Compare servers under `vllm bench serve`: ours, mlx_lm's, llama.cpp's.
+"""Compare servers under `vllm bench serve`: ours, mlx_lm's, mlx-dspark's, llama.cpp's.
 
 Every arm and repeat gets a fresh server on the loopback interface; arms run in reversed order in
 every second repeat. Status 1 when an arm's outputs differ from target-only's beyond near-ties; no
@@ -13,7 +13,9 @@ from vllm_dspark.cli.results import (
     add_pair_arguments,
     add_workload_arguments,
     command_line,
+    end_in_order,
     names,
+    pair_folders,
     publish,
 )
 
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=("target-only async", "target-only sync", "DSpark async", "mlx_lm", "llama.cpp"),
         help='of "target-only async", "target-only sync", "DSpark async", "DSpark sync", '
-        'draft_model, ngram, mlx_lm, llama.cpp, "llama.cpp DSpark"',
+        'draft_model, ngram, mlx_lm, mlx-dspark, llama.cpp, "llama.cpp DSpark"',
     )
     parser.add_argument("--draft-model", type=Path, help="causal draft of the arm draft_model")
     parser.add_argument("--llama-target", type=Path, help="float32 GGUF of the target")
@@ -41,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dspark.bench.serve import ServeBench, ServeSettings
     from vllm_dspark.bench.table import bench_tables
 
+    model, draft = pair_folders(args, needs_draft=True)
     settings = ServeSettings(
-        model=args.model,
-        draft=args.draft,
+        model=model,
+        draft=draft,
         dtype=args.dtype,
         arms=args.arms,
         workloads=args.workloads,
@@ -58,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         llama_target=args.llama_target,
         llama_draft=args.llama_draft,
     )
+    end_in_order()
     record = make_record("serve", command_line(), asdict(settings))
     disturbance = Disturbance.start()
     bench = ServeBench(settings, lambda text: print(text, flush=True))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vllm_dspark.cli.results import add_pair_arguments, command_line, numbers, publish
+from vllm_dspark.cli.results import add_pair_arguments, command_line, numbers, pair_folders, publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,10 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dspark.bench.record import Disturbance, make_record
     from vllm_dspark.bench.steps import StepSettings, measure_steps
 
+    model, draft = pair_folders(args, needs_draft=not args.no_draft)
     settings = StepSettings(
-        model=args.model,
-        draft=None if args.no_draft else args.draft,
+        model=model,
+        draft=draft,
         dtype=args.dtype,
         requests=args.requests,
         contexts=args.contexts,

@@ -12,7 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vllm_dspark.cli.results import add_pair_arguments, command_line, publish
+from vllm_dspark.cli.results import (
+    add_pair_arguments,
+    command_line,
+    end_in_order,
+    pair_folders,
+    publish,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dspark.bench.record import make_record
     from vllm_dspark.parity.text import TextParity, TextSettings
 
+    model, draft = pair_folders(args, needs_draft=not args.no_draft)
     settings = TextSettings(
-        model=args.model,
-        draft=None if args.no_draft else args.draft,
+        model=model,
+        draft=draft,
         dtype=args.dtype,
         prompts=args.prompts,
         limit=args.limit,
@@ -48,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         with_transformers=not args.no_transformers and find_spec("transformers") is not None,
         min_length=args.min_length,
     )
+    end_in_order()
     record = make_record("parity", command_line(), asdict(settings))
     report = TextParity(settings, lambda text: print(text, flush=True)).run()
     result = {**record, **report.to_json(), "strict": args.strict}

@@ -10,12 +10,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     parser.add_argument("--markdown", type=Path, help="write the tables here instead of printing")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DOCUMENT.md",
+        help="also put the tables between the marks <!-- results: KIND --> and "
+        "<!-- end of results --> of a document",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and the tables."""
     from vllm_dspark.bench.report import render_html
-    from vllm_dspark.bench.table import render_markdown
+    from vllm_dspark.bench.table import fill, render_markdown
 
     results = [json.loads(path.read_text()) for path in args.results]
     args.output.parent.mkdir(parents=True, exist_ok=True)
@@ -25,5 +34,8 @@ def run(args: argparse.Namespace) -> int:
         print(text)
     else:
         args.markdown.write_text(text)
+    for path in args.into:
+        path.write_text(fill(path.read_text(), results))
+        print(path)
     print(args.output)
     return 0

@@ -3,10 +3,13 @@
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from vllm_dspark.errors import SettingsError
 
 DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
 DEFAULT_PAIR = Path("pairs/SmolLM2-135M-Instruct-DSpark")
@@ -22,6 +25,30 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", help="compute type (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, help="write the JSON here too")
+
+
+def pair_folders(args: argparse.Namespace, *, needs_draft: bool) -> tuple[Path, Path | None]:
+    """Folders of the target and of its draft, None when it is not needed.
+
+    Raises:
+        SettingsError: naming the folder that is missing, and what makes it.
+    """
+    if not (args.model / "config.json").is_file():
+        raise SettingsError(
+            f"no model in {args.model}: `vllm-dspark fetch-demo` makes the demo model, or name "
+            "another folder with --model"
+        )
+    if not needs_draft:
+        return args.model, None
+    if not (args.draft / "config.json").is_file():
+        raise SettingsError(f"no draft in {args.draft}: name its folder with --draft")
+    return args.model, args.draft
+
+
+def end_in_order() -> None:
+    """Let a termination signal unwind this process, so that what it started is stopped, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def numbers(text: str) -> tuple[int, ...]:

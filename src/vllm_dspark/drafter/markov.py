@@ -111,12 +111,15 @@ class RnnMarkovHead(MarkovHead):
 GROUP = 64  # ids that share a maximum in the first pass of top_candidates
 
 
+CHUNK = 128
+"""Ids per chunk in the first stage of ``top_candidates``."""
+
+
 def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """Find the ``count`` largest logits of each row; of equal ones the lower ids.
 
-    A row is cut into groups of neighbouring ids. The best ``count`` ids lie in the ``count``
-    groups with the best maxima, so only those groups are looked at closely: 7 rows of 49,152
-    take 0.8 ms instead of 5 (two CPU cores, count 8).
+    The largest ``count`` lie in the ``count`` chunks with the largest maxima, so only those are
+    partitioned: a twentieth of the work for 16 of 49,152 ids.
 
     Args:
         logits: [..., V] float, no NaN.
@@ -126,30 +129,38 @@ def top_candidates(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
         (values, ids), both [..., count], by ascending id.
     """
     size = logits.shape[-1]
-    if size < 4 * GROUP * count:
-        ids = _best(logits, count)
+    num_chunks = -(-size // CHUNK)
+    if count >= num_chunks:
+        ids = _first_by_key(_order_keys(logits), count)
         return mx.take_along_axis(logits, ids, axis=-1), ids
-    num_groups = -(-size // GROUP)
-    padding = [(0, 0)] * (logits.ndim - 1) + [(0, num_groups * GROUP - size)]
-    padded = mx.pad(logits, padding, constant_values=-mx.inf)  # highest ids: lose every tie
-    groups = padded.reshape(*logits.shape[:-1], num_groups, GROUP)
-    chosen = _best(groups.max(axis=-1), count)
-    values = mx.take_along_axis(groups, chosen[..., None], axis=-2).flatten(-2)
-    ids = (chosen[..., None] * GROUP + mx.arange(GROUP, dtype=mx.int32)).flatten(-2)
-    best = _best(values, count)
-    return mx.take_along_axis(values, best, axis=-1), mx.take_along_axis(ids, best, axis=-1)
+    pad = [(0, 0)] * (logits.ndim - 1) + [(0, num_chunks * CHUNK - size)]
+    chunks = mx.pad(logits, pad, constant_values=-mx.inf) if pad[-1][1] else logits
+    chunks = chunks.reshape(-1, num_chunks, CHUNK)
+    best = _first_by_key(_order_keys(chunks.max(axis=-1)), count)
+    firsts = mx.arange(chunks.shape[0])[:, None] * num_chunks
+    picked = chunks.reshape(-1, CHUNK)[best + firsts]
+    best = best.reshape(*logits.shape[:-1], count)
+    picked = picked.reshape(*logits.shape[:-1], count * CHUNK)
+    # Chunks ascend, so places among the picked order like ids.
+    places = _first_by_key(_order_keys(picked), count)
+    chunk_of = mx.take_along_axis(best, places // CHUNK, axis=-1)
+    return mx.take_along_axis(picked, places, axis=-1), chunk_of * CHUNK + places % CHUNK
 
 
-def _best(logits: mx.array, count: int) -> mx.array:
-    """Ids of the ``count`` largest of each row, ascending: [..., V] -> [..., count] int32.
+def _order_keys(values: mx.array) -> mx.array:
+    """Integers that rank values [..., N] downwards, equal ones by ascending place.
 
-    A float's bits, as an integer, order like the float once negative ones are flipped. Putting
-    the id below those bits makes every key different, so one partition keeps argmax's tie order.
+    A float's bits, as an integer, order like the float once negative ones are flipped. Putting the
+    place below those bits makes every key different, so one partition keeps argmax's tie order.
     """
-    bits = mx.view(logits.astype(mx.float32) + 0.0, mx.int32)  # + 0.0 makes -0.0 equal 0.0
+    bits = mx.view(values.astype(mx.float32) + 0.0, mx.int32)  # + 0.0 makes -0.0 equal 0.0
     ordered = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
-    ids = mx.arange(logits.shape[-1], dtype=mx.int64)
-    keys = -ordered * mx.array(1 << 32, dtype=mx.int64) + ids
-    if count < logits.shape[-1]:
+    places = mx.arange(values.shape[-1], dtype=mx.int64)
+    return -ordered * mx.array(1 << 32, dtype=mx.int64) + places
+
+
+def _first_by_key(keys: mx.array, count: int) -> mx.array:
+    """Places [..., count] int32, ascending, of the smallest keys [..., N]."""
+    if count < keys.shape[-1]:
         keys = mx.partition(keys, count - 1, axis=-1)[..., :count]
     return mx.sort(keys & mx.array(0xFFFFFFFF, dtype=mx.int64), axis=-1).astype(mx.int32)

@@ -42,9 +42,11 @@ def _mix(
         scores = scores.reshape(num_requests, heads, rows, length)
         allowed = causal_mask(rows, length) if isinstance(mask, str) else mask
         scores = mx.where(allowed, scores, mx.array(-mx.inf, scores.dtype))
-    weights = mx.softmax(scores, axis=-1, precise=True)
+    # Written out: MLX's softmax takes three times as long as its exponential on a CPU.
+    weights = mx.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1).reshape(num_requests, heads, rows, 1)
     mixed = weights.reshape(num_requests, kv_heads, -1, length) @ v
-    return mixed.reshape(num_requests, heads, rows, size)
+    return mixed.reshape(num_requests, heads, rows, size) / total
 
 
 def causal_mask(rows: int, length: int) -> mx.array:
