@@ -26,7 +26,7 @@ from vllm_dspark.sampling.params import Sampling  # noqa: E402
 from vllm_dspark.training.calibrate import auroc, expected_calibration_error, sigmoid  # noqa: E402
 from vllm_dspark.training.chat import read_chat_format  # noqa: E402
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 64
+BLOCK_SIZE, NUM_BLOCKS = 16, 256
 
 
 def run_prompt(

@@ -23,26 +23,30 @@ run() { # run NAME COMMAND...: keep going after a mismatch, and fail at the end
     }
 }
 
-for part in "${@:-all}"; do
+for part in ${*:-steps parity offline serve}; do
     case $part in
-    steps | all) run steps bench steps ;;&
-    parity | all) run parity parity text ;;&
-    offline | all)
-        run offline bench offline --clients 1,4,8 --requests 8 --repeats 4 \
+    steps) run steps bench steps ;;
+    parity) run parity parity text ;;
+    offline)
+        run offline bench offline --clients 1,8 --requests 8 --repeats 3 \
             --workloads chat,code,maths,context-1k,shared-prefix,repeated,sampled
-        run synthetic bench offline --clients 1,8 --requests 8 --repeats 4 --workloads maths \
+        run synthetic bench offline --clients 1,8 --requests 8 --repeats 3 --workloads maths \
             --synthetic qwen3-8b-gsm8k-greedy
-        ;;&
-    serve | all)
-        arms="target-only async,target-only sync,DSpark async,DSpark sync,ngram,mlx_lm,llama.cpp"
+        ;;
+    serve)
+        arms="target-only async,target-only sync,DSpark async,mlx_lm,llama.cpp"
         draft=()
         if [ -n "${LLAMA_DRAFT:-}" ]; then
             arms+=",llama.cpp DSpark"
             draft=(--llama-draft "$LLAMA_DRAFT")
         fi
-        run serve bench serve --clients 1,4,8,16 --requests 16 --repeats 4 --arms "$arms" \
-            "${draft[@]}" --workloads chat,code,maths,shared-prefix
-        ;;&
+        run serve bench serve --clients 1,4,8,16 --requests 16 --tokens 48 --repeats 3 \
+            --arms "$arms" ${draft[@]+"${draft[@]}"} --workloads chat,code,shared-prefix
+        ;;
+    *)
+        echo "bench.sh: no part $part; choose from steps, parity, offline, serve" >&2
+        exit 2
+        ;;
     esac
 done
 "$tool" report "$results"/*.json -o "$results/report.html" --markdown "$results/report.md" \

@@ -29,11 +29,11 @@ def test_no_ratio_is_made_beside_unequal_or_uncompared_outputs() -> None:
         assert "DSpark async" in row["refused"]
 
 
-def test_a_winner_needs_every_repeat_and_so_both_orders() -> None:
-    assert Ratio.of([12, 13], [10, 10]).verdict == "faster"
-    assert Ratio.of([8, 9], [10, 10]).verdict == "slower"
-    assert Ratio.of([12, 9], [10, 10]).verdict == "within the spread"
-    assert Ratio.of([12], [10]).verdict == "one repeat"
+def test_a_winner_needs_rates_that_do_not_overlap() -> None:
+    assert Ratio.of([12, 13, 12], [10, 11, 10]).verdict == "faster"
+    assert Ratio.of([8, 9, 9], [10, 10, 11]).verdict == "slower"
+    assert Ratio.of([12, 14, 16], [10, 13, 11]).verdict == "within the spread"
+    assert Ratio.of([12, 12], [10, 10]).verdict == "too few repeats"
 
 
 def test_every_second_repeat_runs_the_arms_backwards() -> None:

@@ -71,3 +71,14 @@ def test_lists_of_numbers_are_separated_by_commas() -> None:
     assert numbers("1,4,8") == (1, 4, 8)
     with pytest.raises((ValueError, argparse.ArgumentTypeError)):
         numbers("a")
+
+
+def test_a_file_that_is_no_result_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    for text in (None, "not JSON"):
+        if text is not None:
+            path.write_text(text)
+        assert main(["report", str(path), "-o", str(tmp_path / "r.html")]) == 2
+        assert f"cannot read {path}" in capsys.readouterr().err

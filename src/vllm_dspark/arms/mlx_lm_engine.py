@@ -13,8 +13,10 @@ from vllm_dspark.arms.spec import Answer, ArmSpec, Ask, Run
 
 
 def make_engine(spec: ArmSpec) -> "PlainEngine":
-    """Load the model of a spec."""
-    return PlainEngine(*mlx_lm.load(spec.model))
+    """Load the model of a spec, computing in the spec's type as ours does."""
+    model, tokenizer = mlx_lm.load(spec.model)
+    model.set_dtype(getattr(mx, spec.dtype))
+    return PlainEngine(model, tokenizer)
 
 
 class PlainEngine:

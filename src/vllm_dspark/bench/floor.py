@@ -13,7 +13,7 @@ from vllm_dspark.types import AttentionShape
 PROBE_BYTES = 256 << 20
 
 
-def measure_bandwidth(num_bytes: int = PROBE_BYTES, repeats: int = 5) -> float:
+def measure_bandwidth(num_bytes: int = PROBE_BYTES, repeats: int = 12) -> float:
     """Bytes per second that this device reads, the best of a sum and a matrix times a vector."""
     side = int((num_bytes / 4) ** 0.5)
     matrix = mx.ones((side, side))

@@ -63,6 +63,7 @@ def version_of(name: str) -> str:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, memory, and what MLX computes with."""
+    blas = load_blas()
     import mlx.core as mx
 
     return {
@@ -72,7 +73,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
         "device": str(mx.device_info().get("device_name", mx.default_device())),
-        "blas": load_blas().name,
+        "blas": blas.name,
         "openblas_coretype": read_environment().openblas_coretype,
     }
 

@@ -167,7 +167,7 @@ def _ratio_figures(ratios: Sequence[Mapping[str, Any]]) -> list[str]:
             for one in shown
         ]
         name = f"{pair[0]} / {pair[1]}"
-        caption = "Dot: median; bar: all repeats. Grey: the repeats do not agree on a winner."
+        caption = "Dot: median; bar: all repeats. Grey: the arms' rates overlap."
         if len(shown) < len(mine):
             caption += f" {len(mine) - len(shown)} refused: outputs differ."
         figures.append(_figure(name, svg.ratio_chart(rows, name), caption))

@@ -25,13 +25,12 @@ from vllm_dspark.bench.servers import (
     vllm_command,
 )
 from vllm_dspark.bench.workloads import Workload, make_workload
+from vllm_dspark.blas import load_blas
 from vllm_dspark.errors import SettingsError, SetupError
 
 REFERENCE = "target-only sync"
 OURS = ("target-only async", REFERENCE, "DSpark async", "DSpark sync", "draft_model", "ngram")
 OTHERS = ("mlx_lm", "mlx-dspark", "llama.cpp", "llama.cpp DSpark")
-BLAS_FIRST = {"LD_PRELOAD": "libopenblas.so.0"}
-"""For engines on MLX that do not look for a fast BLAS by themselves, as ours does."""
 PAIRS = tuple(
     (drafted, other)
     for drafted in ("DSpark async", "DSpark sync", "draft_model", "ngram")
@@ -118,17 +117,23 @@ def _our_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
     return ServerSpec(name, "vllm", command, {"VLLM_SERVER_DEV_MODE": "1"})
 
 
+def fast_blas() -> dict[str, str]:
+    """Environment that gives others on MLX the BLAS that our engine finds by itself."""
+    blas = load_blas()
+    return {"LD_PRELOAD": blas.path} if blas.name == "openblas" else {}
+
+
 def _outside_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
     clients = max(settings.clients)
     if name == "mlx_lm":
-        return ServerSpec(name, "mlx_lm", mlx_lm_command(settings.model, clients), BLAS_FIRST)
+        return ServerSpec(name, "mlx_lm", mlx_lm_command(settings.model, clients), fast_blas())
     if name == "mlx-dspark":
         if not version_of(name):
             return f"{name}: not installed; `pip install mlx-dspark` brings it"
         command = mlx_dspark_command(
             settings.model, settings.draft, clients, settings.num_drafts or 7
         )
-        return ServerSpec(name, "mlx-dspark", command, BLAS_FIRST)
+        return ServerSpec(name, "mlx-dspark", command, fast_blas())
     if not version_of("xllamacpp"):
         return f"{name}: xllamacpp is not installed; `pip install xllamacpp` brings llama.cpp"
     target = settings.llama_target or find_target(settings.model)

@@ -36,12 +36,12 @@ def describe_origin(result: Mapping[str, Any]) -> list[str]:
         f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"{machine['system']}, MLX on {machine['device']}, BLAS {machine['blas']}  ",
         f"Date: {result['date']}, commit {result['commit'] or 'unknown'}  ",
-        f"Versions: {listed}",
+        f"Versions: {listed}  ",
     ]
     if result.get("other_cores") is not None:
         quiet = result["other_cores"] <= 0.15
         lines.append(
-            f"  \nOther programs used {result['other_cores']} cores meanwhile"
+            f"Other programs used {result['other_cores']} cores meanwhile"
             + ("." if quiet else ": **not a quiet machine, do not quote these figures.**")
         )
     return lines
@@ -278,12 +278,49 @@ def fill(text: str, results: Sequence[Mapping[str, Any]]) -> str:
     return MARK.sub(replace, text)
 
 
+SUMMARY_ARM = "DSpark async"
+SUMMARY_OVER = ("target-only async", "target-only sync", "mlx_lm")
+
+
 def _summary(results: Sequence[Mapping[str, Any]]) -> str:
+    """One row per workload and number of clients: servers where measured, else in process."""
+    served = [one for one in results if one["kind"] == "serve"]
     lines = []
-    for result in results:
-        lines += [f"**{title(result)}**", "", *describe_origin(result), ""]
-        lines += [*markdown(RATIO_HEAD, ratio_rows(result["ratios"])), ""]
+    for result in served or results:
+        head = ["workload", "clients", "DSpark, tokens/s", *(f"/ {name}" for name in SUMMARY_OVER)]
+        lines += [*describe_origin(result), ""]
+        lines += [*markdown([*head, "strongest outside, tokens/s"], _summary_rows(result)), ""]
     return "\n".join(lines)
+
+
+def _summary_rows(result: Mapping[str, Any]) -> Rows:
+    ratios = [one for one in result["ratios"] if one["arm"] == SUMMARY_ARM]
+    rows = []
+    for workload, clients in dict.fromkeys((one["workload"], one["clients"]) for one in ratios):
+        here = {
+            one["over"]: one
+            for one in ratios
+            if (one["workload"], one["clients"]) == (workload, clients)
+        }
+        first = next(iter(here.values()))
+        outside = (
+            f"{first['strongest']} {first['strongest_rate']:.1f}" if first["strongest"] else ""
+        )
+        cells = [_short_ratio(here.get(name)) for name in SUMMARY_OVER]
+        rows.append((workload, str(clients), f"{first['rate']:.1f}", *cells, outside))
+    return rows
+
+
+def _short_ratio(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    if one["ratio"] is None:
+        return "refused"
+    text = f"{one['ratio']['median']:.2f}x"
+    verdict = one["ratio"]["verdict"]
+    if verdict == "slower":
+        return f"**{text} slower**"
+    return text if verdict == "faster" else f"{text} ({verdict})"
 
 
 def title(result: Mapping[str, Any]) -> str:

@@ -52,32 +52,34 @@ def once_ms(function: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+MIN_REPEATS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """One arm's rate over another's, repeat by repeat.
 
     Attributes:
         spread: of the ratios of the repeats; one repeat of each arm ran next to the other.
-        num_repeats: how many there were.
+        verdict: "faster" or "slower" where the two arms' rates do not overlap at all, whatever
+            the order they ran in; else why there is none.
     """
 
     spread: Spread
     num_repeats: int
+    verdict: str
 
     @classmethod
     def of(cls, ours: Sequence[float], others: Sequence[float]) -> "Ratio":
-        return cls(
-            Spread.of([one / other for one, other in zip(ours, others, strict=True)]), len(ours)
-        )
-
-    @property
-    def verdict(self) -> str:
-        """Say "faster" or "slower" where every repeat says so, whatever the order of the arms."""
-        if self.num_repeats < 2:
-            return "one repeat"
-        if self.spread.low > 1.0:
-            return "faster"
-        return "slower" if self.spread.high < 1.0 else "within the spread"
+        spread = Spread.of([one / other for one, other in zip(ours, others, strict=True)])
+        verdict = "within the spread"
+        if len(ours) < MIN_REPEATS:
+            verdict = "too few repeats"
+        elif min(ours) > max(others):
+            verdict = "faster"
+        elif max(ours) < min(others):
+            verdict = "slower"
+        return cls(spread, len(ours), verdict)
 
     def to_json(self) -> dict[str, Any]:
         return {**self.spread.to_json(), "verdict": self.verdict, "repeats": self.num_repeats}

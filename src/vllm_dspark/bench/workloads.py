@@ -1,7 +1,7 @@
 """What is asked of an engine: kinds of prompts, shared prefixes, repeats, sampling."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,14 @@ Make = Callable[[Any, Sequence[Prompt], int], list[str]]
 
 
 def _of_kind(kind: str) -> Make:
+    """Prompts of one kind; past the last one they come again, asking for another answer."""
+
     def make(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
         texts = [one.text for one in corpus if one.kind == kind]
-        return [texts[index % len(texts)] for index in range(min(count, len(texts)))]
+        rounds = range(-(-count // len(texts)))
+        asked = [f"{text} Give answer {turn + 1}." if turn else text
+                 for turn in rounds for text in texts]  # fmt: skip
+        return asked[:count]
 
     return make
 
@@ -55,18 +60,26 @@ def _context(num_tokens: int) -> Make:
     """Prompts of about num_tokens tokens that share no prefix."""
 
     def make(tokenizer: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
-        sentences = _sentences(corpus)
-        texts = []
-        for index in range(count):
-            order = random.Random(index).sample(sentences, len(sentences))
-            text = f"Document {index + 1}."
-            while len(tokenizer.encode(text)) < num_tokens:
-                text += " " + " ".join(order[:10])
-                order = order[10:] or random.Random(len(text)).sample(sentences, len(sentences))
-            texts.append(f"{text}\nWrite three sentences about this document.")
-        return texts
+        lengths = {one: len(tokenizer.encode(one)) for one in _sentences(corpus)}
+        return [
+            f"Document {index + 1}. {_fill(lengths, num_tokens, random.Random(index))}\n"
+            "Write three sentences about this document."
+            for index in range(count)
+        ]
 
     return make
+
+
+def _fill(lengths: Mapping[str, int], num_tokens: int, order: random.Random) -> str:
+    """Sentences in a random order, again and again, until they have num_tokens tokens."""
+    chosen: list[str] = []
+    left = num_tokens
+    while True:
+        for sentence in order.sample(list(lengths), len(lengths)):
+            if left <= 0:
+                return " ".join(chosen)
+            chosen.append(sentence)
+            left -= lengths[sentence]
 
 
 def _sentences(corpus: Sequence[Prompt]) -> list[str]:

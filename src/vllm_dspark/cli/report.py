@@ -3,6 +3,9 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
+
+from vllm_dspark.errors import SettingsError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_dspark.bench.report import render_html
     from vllm_dspark.bench.table import fill, render_markdown
 
-    results = [json.loads(path.read_text()) for path in args.results]
+    results = [read_result(path) for path in args.results]
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(render_html(results))
     text = render_markdown(results)
@@ -39,3 +42,17 @@ def run(args: argparse.Namespace) -> int:
         print(path)
     print(args.output)
     return 0
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """One result file.
+
+    Raises:
+        SettingsError: when it cannot be read as JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"cannot read {path} ({error}): give files that `bench` or `parity text` wrote with -o"
+        ) from error

@@ -93,9 +93,7 @@ def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     _check_rope(rope)
     _check_quantization(raw.get("quantization") or {})
     fields["num_kv_heads"] = raw.get("num_key_value_heads") or raw["num_attention_heads"]
-    fields["head_dim"] = (
-        raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    )
+    fields["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     fields["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0)
     fields["rope_scaling"] = rope
     fields["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", False))

@@ -43,8 +43,13 @@ class Linear(nn.Module):
         """Apply the layer to x [..., in] -> [..., out]."""
         if self.is_quantized:
             y = mx.quantized_matmul(
-                x, self.weight, self.scales, self.biases,
-                transpose=True, group_size=self.group_size, bits=self.bits,
+                x,
+                self.weight,
+                self.scales,
+                self.biases,
+                transpose=True,
+                group_size=self.group_size,
+                bits=self.bits,
             )
             return y + self.bias if "bias" in self else y
         if "bias" in self:
@@ -72,9 +77,7 @@ class Linear(nn.Module):
         """Return this layer in affine quantised form; the input size divides by group_size."""
         weight, scales, biases = mx.quantize(self.weight, group_size=group_size, bits=bits)
         bias = self.bias if "bias" in self else None
-        return Linear(
-            weight, bias, scales=scales, biases=biases, group_size=group_size, bits=bits
-        )
+        return Linear(weight, bias, scales=scales, biases=biases, group_size=group_size, bits=bits)
 
 
 class Embedding(Linear):
@@ -85,8 +88,11 @@ class Embedding(Linear):
         if not self.is_quantized:
             return self.weight[ids]
         return mx.dequantize(
-            self.weight[ids], self.scales[ids], self.biases[ids],
-            group_size=self.group_size, bits=self.bits,
+            self.weight[ids],
+            self.scales[ids],
+            self.biases[ids],
+            group_size=self.group_size,
+            bits=self.bits,
         )
 
 

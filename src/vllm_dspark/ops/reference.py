@@ -25,9 +25,7 @@ def mix(
             seen = length - rows + stop  # the keys after it are masked for the whole part
         elif mask is not None:
             part_mask = mask[:, :, start:stop]
-        parts.append(
-            _mix(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], part_mask, scale)
-        )
+        parts.append(_mix(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], part_mask, scale))
     return mx.concatenate(parts, axis=2)
 
 

@@ -124,9 +124,7 @@ def _choose_drawn(
         keys = [
             draw_key(row.sampling.seed, row.position + slot) for slot in range(stop - row.index)
         ]
-        chosen, limit = choose_drawn(
-            row.span, shaped[row.index : stop], keys, method=rejection
-        )
+        chosen, limit = choose_drawn(row.span, shaped[row.index : stop], keys, method=rejection)
         tokens[row.index : stop] = chosen
         if limit is not None:
             limits[row.span.request.request_id] = limit

@@ -67,9 +67,7 @@ def estimate_peak_bytes(peaks: list[int], num_rows: int, max_context: int) -> in
     return int(max(base + slope * num_rows + scores, y2))
 
 
-def measure_budget(
-    loaded: Loaded, *, max_rows: int, max_context: int, utilization: float
-) -> int:
+def measure_budget(loaded: Loaded, *, max_rows: int, max_context: int, utilization: float) -> int:
     """Bytes left for pages.
 
     Args:

@@ -69,8 +69,9 @@ def shape_logits(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
         limit = mx.max(shaped, axis=1, keepdims=True) + floor[:, None]
         shaped = mx.where(shaped >= limit, shaped, mx.array(-mx.inf, mx.float32))
     if any((one.top_k > 0 or one.top_p < 1.0) and not one.is_greedy for one in options):
-        top_k = mx.array([one.top_k if 0 < one.top_k < vocab_size else vocab_size
-                          for one in options])
+        top_k = mx.array(
+            [one.top_k if 0 < one.top_k < vocab_size else vocab_size for one in options]
+        )
         top_p = mx.array([one.top_p for one in options])
         shaped = truncate(shaped, top_k, top_p)
     return shaped
@@ -93,7 +94,8 @@ def draw(
     width = (logits.shape[1],)
     noise = mx.stack(
         [
-            mx.zeros(width) if one.is_greedy
+            mx.zeros(width)
+            if one.is_greedy
             else mx.random.gumbel(width, key=mx.array(key, mx.uint32))
             for one, key in zip(options, keys, strict=True)
         ]

@@ -28,9 +28,7 @@ class RowEdit:
     penalty: np.ndarray
 
 
-def banned_by_bad_words(
-    bad_words: Sequence[Sequence[int]], token_ids: Sequence[int]
-) -> list[int]:
+def banned_by_bad_words(bad_words: Sequence[Sequence[int]], token_ids: Sequence[int]) -> list[int]:
     """Last ids of the bad words whose beginning the output so far ends with."""
     banned = []
     for word in bad_words:
