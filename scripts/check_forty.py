@@ -29,6 +29,7 @@ CORPUS = ROOT / "src" / "vllm_dspark" / "data" / "prompts.jsonl"
 NUM_TOKENS = 64
 BATCH = 8
 TINY_BLOCKS = 28
+LENGTHS = ("short", "long")
 Tokens = list[list[int]]
 
 
@@ -60,9 +61,10 @@ class Row:
     differences: list[Difference] = field(default_factory=list)
 
 
-def read_prompts(path: Path, limit: int) -> list[dict[str, str]]:
+def read_prompts(path: Path, length: str, limit: int) -> list[dict[str, str]]:
+    """Prompts of one length: a pool that is tiny for the long ones is roomy for the short."""
     prompts = [json.loads(line) for line in path.read_text().splitlines()]
-    return [one for one in prompts if one["kind"] != "long"][:limit]  # a tiny pool must hold each
+    return [one for one in prompts if (one["kind"] == "long") == (length == "long")][:limit]
 
 
 def mlx_lm_tokens(model: Any, prompts: Tokens) -> Tokens:
@@ -138,19 +140,26 @@ def run(llm: Any, prompts: Tokens, size: int) -> tuple[Tokens, int, int]:
     return tokens, len(seen), cached
 
 
-def ways(folder: Path, block_bytes: int) -> Iterator[tuple[str, Any, int]]:
-    """Every way to run: its name, the engine, and the batch size."""
+def ways(folder: Path, block_bytes: int, longest: int) -> Iterator[tuple[str, Any, int]]:
+    """Every way to run: its name, the engine, and the batch size.
+
+    Args:
+        longest: tokens of the longest prompt; a tiny pool holds its whole context, and little more.
+    """
+    context = max(256, longest + NUM_TOKENS)
+    tiny_blocks = max(TINY_BLOCKS, -(-context // 16) + 12)
     for is_async in (False, True):
         mode = "async" if is_async else "sync"
-        with engine(folder, async_scheduling=is_async) as llm:
+        common = {"async_scheduling": is_async, "max_model_len": context}
+        with engine(folder, **common) as llm:
             yield f"{mode}, alone, cache cold", llm, 1
             llm.reset_prefix_cache()
             yield f"{mode}, batches of {BATCH}, cache cold", llm, BATCH
             yield f"{mode}, batches of {BATCH}, cache warm", llm, BATCH
-        with engine(folder, async_scheduling=is_async, max_num_batched_tokens=16) as llm:
+        with engine(folder, **common, max_num_batched_tokens=16) as llm:
             yield f"{mode}, batches of {BATCH}, chunks of 16", llm, BATCH
-        tiny = {"kv_cache_memory_bytes": TINY_BLOCKS * block_bytes}
-        with engine(folder, async_scheduling=is_async, **tiny) as llm:
+        tiny = {"kv_cache_memory_bytes": tiny_blocks * block_bytes}
+        with engine(folder, **common, **tiny) as llm:
             yield f"{mode}, batches of {BATCH}, tiny pool", llm, BATCH
 
 
@@ -233,7 +242,7 @@ def check(folder: Path, prompts: list[dict[str, str]], kept: Path | None) -> lis
     size = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
     block_bytes = 16 * 2 * config["num_hidden_layers"] * kv_heads * size * 4
-    for name, llm, batch in ways(folder, block_bytes):
+    for name, llm, batch in ways(folder, block_bytes, max(map(len, ids))):
         started = time.perf_counter()
         tokens, preemptions, cached = run(llm, ids, batch)
         row = Row(name, time.perf_counter() - started, count_equal(tokens, expected))
@@ -249,16 +258,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=Path, default=CORPUS)
-    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS)
+    parser.add_argument("--limit", type=int, default=40, help="at most so many of each length")
     parser.add_argument("--references", type=Path, help="keep the references' tokens here")
     parser.add_argument("--json", type=Path, help="write the table here too")
     options = parser.parse_args()
-    prompts = read_prompts(options.prompts, options.limit)
-    rows = check(options.model, prompts, options.references)
-    print_table(rows, len(prompts))
+    report, is_equal = {}, True
+    for length in options.lengths:
+        prompts = read_prompts(options.prompts, length, options.limit)
+        kept = options.references and options.references.with_suffix(f".{length}.json")
+        rows = check(options.model, prompts, kept)
+        print(f"\n{len(prompts)} {length} prompts, {NUM_TOKENS} tokens each")
+        print_table(rows, len(prompts))
+        report[length] = {"prompts": len(prompts), "rows": [asdict(row) for row in rows]}
+        is_equal &= all(row.equal_mlx_lm == len(prompts) for row in rows[2:])
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    return 0 if all(row.equal_mlx_lm == len(prompts) for row in rows) else 1
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if is_equal else 1
 
 
 if __name__ == "__main__":

@@ -47,9 +47,7 @@ def test_turns_alternate_with_the_templates_headers(target: FrozenTarget) -> Non
     tokens, answered = write_streams(target, plan)
     header = chat.encode(chat.to_answer)
     for row, mask in zip(tokens.tolist(), answered.tolist(), strict=True):
-        starts = [
-            i for i in range(len(row) - len(header)) if row[i : i + len(header)] == header
-        ]
+        starts = [i for i in range(len(row) - len(header)) if row[i : i + len(header)] == header]
         assert starts
         for start in starts:
             assert not any(mask[start : start + len(header)])
@@ -136,3 +134,11 @@ def test_other_settings_are_refused_on_resuming(tmp_path: Path) -> None:
     folder.check_settings({"seed": 1, "num_steps": 20})
     with pytest.raises(CheckpointError, match="seed"):
         folder.check_settings({"seed": 2, "num_steps": 20})
+
+
+def test_each_prompt_is_used_once_before_any_is_used_again(chat: ChatFormat) -> None:
+    settings = DataSettings(num_shards=1, rows_per_shard=6, row_length=32, own_share=0.0)
+    heads = [[10], [11], [12]]
+    plan = make_plan(chat, settings, heads, np.random.default_rng(0))
+    begun = plan.scripts.tokens[plan.first, 0].tolist()
+    assert sorted(begun[:3]) == sorted(begun[3:]) == [10, 11, 12]

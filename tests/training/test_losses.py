@@ -59,9 +59,7 @@ def test_two_slots_give_the_hand_computed_terms() -> None:
     assert losses.l1.item() == pytest.approx(0.5 / total)
     assert losses.accept.tolist() == pytest.approx([0.75, 1.0])
     assert losses.confidence.item() == pytest.approx(math.log(2))  # logit 0 costs ln 2 for any c
-    assert losses.total.item() == pytest.approx(
-        0.1 * math.log(2) + 0.9 * 0.5 / total + math.log(2)
-    )
+    assert losses.total.item() == pytest.approx(0.1 * math.log(2) + 0.9 * 0.5 / total + math.log(2))
 
 
 def test_the_weights_fall_by_the_documented_factors() -> None:

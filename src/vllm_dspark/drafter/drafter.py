@@ -72,6 +72,19 @@ class Drafter(nn.Module):  # noqa: PLR0904 - training uses its parts one by one
         self.lm_head = lm_head
         self._draft_to_target = draft_to_target  # offsets [Vd] int32; None is the identity
 
+    def lay_out_for_cpu(self) -> None:
+        """Store matrices the way a CPU multiplies fastest; for serving, not for training.
+
+        ``qkv_proj`` and ``fc`` stay: the context takes rows of the first, which must be compact.
+        """
+        for layer in self.backbone.layers:
+            for linear in (layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+                linear.lay_input_major()
+        if self.lm_head is not None:
+            self.lm_head.lay_input_major()
+        if self.markov_head is not None:
+            self.markov_head.markov_w2.lay_input_major(fills_rows=False)
+
     @property
     def draft_to_target(self) -> mx.array | None:
         """Offsets [Vd] int32 from draft ids to target ids; None when they are the same."""

@@ -149,6 +149,9 @@ def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loa
     top_k = resolve_top_k(draft.top_k, draft_config.top_k, draft_config.num_draft_logits)
     config, target = load_target(folder, dtype)
     drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
+    if mx.default_device() == mx.Device(mx.cpu):
+        drafter.lay_out_for_cpu()
+        mx.eval(drafter.parameters())
     loaded = LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window)
     return Loaded(config, target, dtype, loaded)
 

@@ -1,5 +1,6 @@
 """Make the rows that a draft learns from: everything in them is written by the target."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -94,7 +95,7 @@ def make_plan(
     """Draw what the streams of one shard begin with, and how they go on.
 
     Args:
-        heads: token ids of the prompts file's prompts.
+        heads: token ids of the prompts file's prompts; each is used once before any is used again.
     """
     count = settings.rows_per_shard
     share = settings.own_share if heads else 1.0
@@ -102,11 +103,12 @@ def make_plan(
         (chat.encode(chat.to_answer), ASSISTANT) if chat.is_chat else ([], ASSISTANT)
     ]
     first = np.arange(1, count + 1, dtype=np.int32)
+    turns = itertools.cycle(rng.permutation(len(heads)) if heads else [])
     for _ in range(count):
         if rng.random() < share:
             scripts.append(_own_start(chat, rng))
         else:
-            head = list(heads[rng.integers(len(heads))])[: settings.row_length - 1]
+            head = list(heads[next(turns)])[: settings.row_length - 1]
             scripts.append((head, ASSISTANT))
     base = len(scripts)
     num_later = NUM_FOLLOW_UPS if chat.is_chat else 1
