@@ -5,7 +5,6 @@ import mlx.nn as nn
 
 from vllm_dspark.errors import CheckpointError
 
-
 FULL_ROWS = 16
 
 

@@ -35,7 +35,7 @@ def _mix(
     num_requests, heads, rows, size = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
     folded = (q * scale).reshape(num_requests, kv_heads, -1, size)
-    scores = folded @ k.swapaxes(-1, -2)
+    scores = (folded @ k.swapaxes(-1, -2)).astype(mx.float32)
     if mask is not None:
         scores = scores.reshape(num_requests, heads, rows, length)
         allowed = causal_mask(rows, length) if isinstance(mask, str) else mask
@@ -43,8 +43,8 @@ def _mix(
     # Written out: MLX's softmax takes three times as long as its exponential on a CPU.
     weights = mx.exp(scores - scores.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1).reshape(num_requests, heads, rows, 1)
-    mixed = weights.reshape(num_requests, kv_heads, -1, length) @ v
-    return mixed.reshape(num_requests, heads, rows, size) / total
+    mixed = weights.reshape(num_requests, kv_heads, -1, length).astype(v.dtype) @ v
+    return (mixed.reshape(num_requests, heads, rows, size) / total).astype(q.dtype)
 
 
 def causal_mask(rows: int, length: int) -> mx.array:

@@ -35,6 +35,7 @@ class Mix(Protocol):
 MIXES: dict[str, Callable[..., mx.array]] = {
     "reference": reference.mix,
     "fused": fused.mix,
+    "cuda": fused.mix_cuda,
 }
 
 
@@ -47,4 +48,6 @@ def make_mix(name: str) -> Mix:
 
 def default_mix_name() -> str:
     """The attention for the default device: plain operations on a CPU, MLX's kernel on a GPU."""
-    return "fused" if mx.default_device() == mx.Device(mx.gpu) else "reference"
+    if mx.default_device() != mx.Device(mx.gpu):
+        return "reference"
+    return "cuda" if mx.cuda.is_available() else "fused"

@@ -42,6 +42,14 @@ def test_long_chunks_are_cut_without_a_difference(rows: int, mask: str | None) -
 
 
 def test_operations_are_chosen_by_name() -> None:
-    assert {make_mix(name) for name in MIXES} == {reference.mix, fused.mix}
-    with pytest.raises(SettingsError, match="'fused', 'reference'"):
+    assert {make_mix(name) for name in MIXES} == {reference.mix, fused.mix, fused.mix_cuda}
+    with pytest.raises(SettingsError, match="'cuda', 'fused', 'reference'"):
         make_mix("flash")
+
+
+def test_few_rows_on_cuda_equal_the_reference() -> None:
+    for rows in (1, 2, 16, 17):
+        q, k, v = (mx.random.normal((2, heads, n, 16)) for heads, n in ((4, rows), (2, 40), (2, 40)))
+        expected = reference.mix(q, k, v, mask="causal", scale=0.25)
+        got = fused.mix_cuda(q, k, v, mask="causal", scale=0.25)
+        assert mx.abs(got - expected).max().item() < 1e-5
