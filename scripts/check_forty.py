@@ -30,6 +30,7 @@ NUM_TOKENS = 64
 BATCH = 8
 TINY_BLOCKS = 28
 LENGTHS = ("short", "long")
+MODES = ("sync", "async")
 Tokens = list[list[int]]
 
 
@@ -140,7 +141,9 @@ def run(llm: Any, prompts: Tokens, size: int) -> tuple[Tokens, int, int]:
     return tokens, len(seen), cached
 
 
-def ways(folder: Path, block_bytes: int, longest: int) -> Iterator[tuple[str, Any, int]]:
+def ways(
+    folder: Path, block_bytes: int, longest: int, modes: list[str]
+) -> Iterator[tuple[str, Any, int]]:
     """Every way to run: its name, the engine, and the batch size.
 
     Args:
@@ -148,9 +151,8 @@ def ways(folder: Path, block_bytes: int, longest: int) -> Iterator[tuple[str, An
     """
     context = max(256, longest + NUM_TOKENS)
     tiny_blocks = max(TINY_BLOCKS, -(-context // 16) + 12)
-    for is_async in (False, True):
-        mode = "async" if is_async else "sync"
-        common = {"async_scheduling": is_async, "max_model_len": context}
+    for mode in modes:
+        common = {"async_scheduling": mode == "async", "max_model_len": context}
         with engine(folder, **common) as llm:
             yield f"{mode}, alone, cache cold", llm, 1
             llm.reset_prefix_cache()
@@ -217,7 +219,9 @@ def print_table(rows: list[Row], total: int) -> None:
             )
 
 
-def check(folder: Path, prompts: list[dict[str, str]], kept: Path | None) -> list[Row]:
+def check(
+    folder: Path, prompts: list[dict[str, str]], kept: Path | None, modes: list[str]
+) -> list[Row]:
     """Run everything; the first row is transformers against mlx_lm."""
     import mlx_lm
 
@@ -242,7 +246,7 @@ def check(folder: Path, prompts: list[dict[str, str]], kept: Path | None) -> lis
     size = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
     block_bytes = 16 * 2 * config["num_hidden_layers"] * kv_heads * size * 4
-    for name, llm, batch in ways(folder, block_bytes, max(map(len, ids))):
+    for name, llm, batch in ways(folder, block_bytes, max(map(len, ids)), modes):
         started = time.perf_counter()
         tokens, preemptions, cached = run(llm, ids, batch)
         row = Row(name, time.perf_counter() - started, count_equal(tokens, expected))
@@ -259,6 +263,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=Path, default=CORPUS)
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--limit", type=int, default=40, help="at most so many of each length")
     parser.add_argument("--references", type=Path, help="keep the references' tokens here")
     parser.add_argument("--json", type=Path, help="write the table here too")
@@ -267,7 +272,7 @@ def main() -> int:
     for length in options.lengths:
         prompts = read_prompts(options.prompts, length, options.limit)
         kept = options.references and options.references.with_suffix(f".{length}.json")
-        rows = check(options.model, prompts, kept)
+        rows = check(options.model, prompts, kept, options.modes)
         print(f"\n{len(prompts)} {length} prompts, {NUM_TOKENS} tokens each")
         print_table(rows, len(prompts))
         report[length] = {"prompts": len(prompts), "rows": [asdict(row) for row in rows]}
