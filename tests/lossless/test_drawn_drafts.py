@@ -13,8 +13,10 @@ from vllm_dspark.cache.attend import CausalAttend
 from vllm_dspark.cache.layout import PageSpan, make_layout
 from vllm_dspark.cache.pool import KVPool
 from vllm_dspark.ops.reference import mix
+from vllm_dspark.runner import choose_drawn, propose
 from vllm_dspark.runner.build import Loaded, build_runner
 from vllm_dspark.runner.step import Runner
+from vllm_dspark.sampling.draw import DRAFT_STREAM, TARGET_STREAM, draw_key
 from vllm_dspark.sampling.params import Sampling
 
 NUM_REQUESTS, BATCH = 400, 50
@@ -115,3 +117,28 @@ def test_greedy_requests_beside_drawn_ones_are_untouched(rejection: str) -> None
     done = engine.run().done
     for index, (_, output) in enumerate(cases()):
         assert done[f"g{index}"].tokens == output
+
+
+@pytest.mark.parametrize("rejection", ["standard", "block"])
+def test_no_draft_or_accept_decision_uses_a_random_key_twice(
+    rejection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that comes again would tie a round to what an earlier one rejected."""
+    used: list[tuple[int, int, int]] = []
+
+    def recording(seed: int, position: int, stream: int = TARGET_STREAM) -> tuple[int, int]:
+        if stream != TARGET_STREAM:
+            used.append((seed, position, stream))
+        return draw_key(seed, position, stream)
+
+    for module in (propose, choose_drawn):
+        monkeypatch.setattr(module, "draw_key", recording)
+    engine = Engine(drawing_runner(rejection))
+    engine.add("a", PROMPT, Sampling(temperature=1.3, seed=3, max_tokens=48))
+    lengths = iter([7, 6, 5, 0, 7, 1, 6, 2, 7, 3] * 10)
+    while engine.live:
+        engine.step()
+        if "a" in engine.live:  # a planner or the scheduler may cut the drafts to any length
+            engine.injected["a"] = engine.live["a"].drafts[: next(lengths)]
+    assert {stream for *_, stream in used} == {DRAFT_STREAM, choose_drawn.ACCEPT_STREAM}
+    assert len(used) == len(set(used))

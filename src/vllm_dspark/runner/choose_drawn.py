@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from vllm_dspark.runner.pack import Span
-from vllm_dspark.sampling.draw import draw_key
+from vllm_dspark.sampling.draw import ROUND_STRIDE, draw_key
 from vllm_dspark.verify.sampled import verify_block, verify_standard
 
 ACCEPT_STREAM = 2
@@ -38,13 +38,11 @@ def choose_drawn(
     q = mx.softmax(request.draft_logits[:count].astype(mx.float32), axis=-1, precise=True)
     drafts = mx.array(list(span.drafts), mx.int32)
     first = span.start + span.num_known
-    uniforms = mx.stack(
-        [
-            mx.random.uniform(key=mx.array(draw_key(request.sampling.seed, first + slot,
-                                                    ACCEPT_STREAM), mx.uint32))
-            for slot in range(count)
-        ]
-    )
+    keys = [
+        draw_key(request.sampling.seed, first * ROUND_STRIDE + slot, ACCEPT_STREAM)
+        for slot in range(count)
+    ]
+    uniforms = mx.stack([mx.random.uniform(key=mx.array(key, mx.uint32)) for key in keys])
     noise = mx.stack(
         [mx.random.gumbel((p.shape[1],), key=mx.array(key, mx.uint32)) for key in noise_keys]
     )

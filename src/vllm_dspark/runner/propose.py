@@ -19,7 +19,7 @@ from vllm_dspark.models.decoder import Decoder
 from vllm_dspark.ops.select import Mix
 from vllm_dspark.runner.pack import Batch
 from vllm_dspark.runner.requests import Request
-from vllm_dspark.sampling.draw import DRAFT_STREAM, draw, draw_key, shape_logits
+from vllm_dspark.sampling.draw import DRAFT_STREAM, ROUND_STRIDE, draw, draw_key, shape_logits
 from vllm_dspark.sampling.params import Sampling
 from vllm_dspark.types import Seen
 
@@ -33,6 +33,7 @@ class Anchors:
         positions: [R] int32, their positions; also the lengths of the committed contexts.
         tables: block tables of the proposer's group.
         bounds: upper bounds of ``positions``, known on the host.
+        firsts: lower bounds of ``positions``: what this step was the first to decide.
         options: what each request asked of the sampler.
     """
 
@@ -40,6 +41,7 @@ class Anchors:
     positions: mx.array
     tables: Sequence[np.ndarray]
     bounds: Sequence[int]
+    firsts: Sequence[int] = ()
     options: Sequence[Sampling] = ()
 
 
@@ -160,10 +162,9 @@ class BlockProposer:
 
         def pick(slot: int, logits: mx.array) -> mx.array:
             shaped.append(shape_logits(logits.astype(mx.float32), anchors.options))
-            # Bounds grow with every round, so no key comes twice in a request's stream.
             keys = [
-                draw_key(one.seed, bound * self.num_drafts + slot, DRAFT_STREAM)
-                for one, bound in zip(anchors.options, anchors.bounds, strict=True)
+                draw_key(one.seed, first * ROUND_STRIDE + slot, DRAFT_STREAM)
+                for one, first in zip(anchors.options, anchors.firsts, strict=True)
             ]
             return draw(shaped[-1], anchors.options, keys)
 

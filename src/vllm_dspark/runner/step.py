@@ -306,12 +306,13 @@ def make_anchors(
     spans: list[Span], accepted: mx.array, next_tokens: mx.array, group: int
 ) -> Anchors:
     """Describe the requests that draft: each anchor is the token the step has just decided."""
-    first = mx.array([span.start + span.num_known for span in spans], mx.int32)
+    firsts = [span.start + span.num_known for span in spans]
     return Anchors(
         tokens=next_tokens,
-        positions=first + accepted,
+        positions=mx.array(firsts, mx.int32) + accepted,
         tables=[span.request.blocks[group] for span in spans],
         bounds=[span.start + span.num_rows for span in spans],
+        firsts=firsts,
         options=[span.request.sampling for span in spans],
     )
 

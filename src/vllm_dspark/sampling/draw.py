@@ -11,6 +11,10 @@ TARGET_STREAM = 0
 """Random stream of tokens drawn from the target; other streams are independent of it."""
 DRAFT_STREAM = 1
 """Random stream of drafts that are drawn."""
+ROUND_STRIDE = 1024
+"""Draws of a round that a later round must not see again are keyed by the round's first undecided
+position, which grows with every round, times this, plus the slot: a slot's own position comes again
+after a rejection, and that rejection says something about its noise."""
 
 
 def draw_key(seed: int, position: int, stream: int = TARGET_STREAM) -> tuple[int, int]:
