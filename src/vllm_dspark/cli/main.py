@@ -7,9 +7,9 @@ A command's module has a docstring (its help), ``add_arguments(parser)`` and
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from vllm_dspark import __version__
+from vllm_dspark.cli.table import add_commands
 from vllm_dspark.errors import DSparkError
 
 COMMANDS = {
@@ -29,13 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="vllm-dspark", description="Tools beside `vllm serve` for vLLM on MLX."
     )
     parser.add_argument("--version", action="version", version=f"vllm-dspark {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module_name in COMMANDS.items():
-        module = import_module(module_name)
-        summary = (module.__doc__ or "").strip().splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    add_commands(parser, COMMANDS, dest="command", runs_as="run")
     return parser
 
 

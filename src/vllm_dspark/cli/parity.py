@@ -5,7 +5,8 @@ A sub-command's module is built as a command's: a docstring, ``add_arguments(par
 """
 
 import argparse
-from importlib import import_module
+
+from vllm_dspark.cli.table import add_commands
 
 SUBJECTS = {
     "conformance": "vllm_dspark.cli.parity_conformance",
@@ -15,13 +16,7 @@ SUBJECTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    for name, module_name in SUBJECTS.items():
-        module = import_module(module_name)
-        summary = (module.__doc__ or "").strip().splitlines()[0]
-        subject = subjects.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(subject)
-        subject.set_defaults(run_subject=module.run)
+    add_commands(parser, SUBJECTS, dest="subject", runs_as="run_subject")
 
 
 def run(args: argparse.Namespace) -> int:
