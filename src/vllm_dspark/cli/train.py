@@ -70,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fit = stages.add_parser("fit", help="fit a draft to the rows")
     _add_common(fit, "folder of the run")
     fit.add_argument("--data", type=Path, required=True, help="folder made by train data")
+    fit.add_argument(
+        "--from", dest="start", type=Path, metavar="DRAFT",
+        help="start from this draft's weights, which must have the same shape",
+    )  # fmt: skip
     fit.add_argument("--stop-after", type=int, help="leave after this many steps, to go on later")
     fit.add_argument("--no-confidence", action="store_true", help="leave out the confidence head")
     _add_settings(fit, DraftShape, SHAPE_HELP)
@@ -166,9 +170,9 @@ def _run_data(args: argparse.Namespace) -> int:
 
 
 def _run_fit(args: argparse.Namespace) -> int:
-    from vllm_dspark.checkpoints.build import new_drafter
     from vllm_dspark.training.feed import RowFeed
     from vllm_dspark.training.shape import draft_config
+    from vllm_dspark.training.start import first_drafter
     from vllm_dspark.training.state import RunFolder
     from vllm_dspark.training.trainer import Trainer
 
@@ -176,14 +180,15 @@ def _run_fit(args: argparse.Namespace) -> int:
     shape = DraftShape(**_shape(args), has_confidence=not args.no_confidence)
     target = _load(args)
     config = draft_config(target.config, shape)
+    drafter = first_drafter(config, seed=settings.seed, start=args.start)
     folder = RunFolder(args.out)
     terms = LossWeights()
-    folder.check_settings(asdict(shape) | asdict(settings) | asdict(terms))
+    started = {"from": None if args.start is None else str(args.start)}
+    folder.check_settings(asdict(shape) | asdict(settings) | asdict(terms) | started)
     feed = RowFeed(
         args.data, num_held_out=settings.held_out_rows, seed=settings.seed,
         place=folder.load_place(),
     )  # fmt: skip
-    drafter = new_drafter(config, seed=settings.seed)
     trainer = Trainer(drafter, target, feed, folder, settings, terms=terms)
     bar = Progress("fit", settings.num_steps, start=trainer.state.step)
     for told in trainer.run(args.stop_after):
