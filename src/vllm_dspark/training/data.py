@@ -26,6 +26,8 @@ from vllm_dspark.training.settings import DataSettings
 from vllm_dspark.training.shards import Rows, list_shards, write_manifest, write_shard
 
 NUM_FOLLOW_UPS = 512  # later questions to choose from, per shard
+MAX_SHARE = 0.75  # of a row that a question and its headers may take
+MAX_DRAWS = 16  # of a question; then the target writes it
 Report = Callable[[int, int], None]
 """(shard, tokens per stream so far)."""
 
@@ -106,13 +108,13 @@ def make_plan(
     turns = itertools.cycle(rng.permutation(len(heads)) if heads else [])
     for _ in range(count):
         if rng.random() < share:
-            scripts.append(_own_start(chat, rng))
+            scripts.append(_own_start(chat, settings, rng))
         else:
             head = list(heads[next(turns)])[: settings.row_length - 1]
             scripts.append((head, ASSISTANT))
     base = len(scripts)
     num_later = NUM_FOLLOW_UPS if chat.is_chat else 1
-    scripts += [_later(chat, rng) for _ in range(num_later)]
+    scripts += [_later(chat, settings, rng) for _ in range(num_later)]
     greedy = rng.random(count) < settings.greedy_share
     limits = np.empty((count, 2), dtype=np.int32)
     limits[:, USER] = _question_limits(chat, settings, count, rng)
@@ -141,19 +143,35 @@ def _question_limits(
     return rng.integers(1, min(settings.max_question, settings.row_length // 4) + 1, size=count)
 
 
-def _own_start(chat: ChatFormat, rng: np.random.Generator) -> tuple[list[int], int]:
+def _own_start(
+    chat: ChatFormat, settings: DataSettings, rng: np.random.Generator
+) -> tuple[list[int], int]:
     if not chat.is_chat:
         return [chat.start_id], USER
-    return _script(chat, chat.start, first_question(rng))
+    return _script(chat, chat.start, first_question, settings, rng)
 
 
-def _later(chat: ChatFormat, rng: np.random.Generator) -> tuple[list[int], int]:
+def _later(
+    chat: ChatFormat, settings: DataSettings, rng: np.random.Generator
+) -> tuple[list[int], int]:
     if not chat.is_chat:
         return [], ASSISTANT
-    return _script(chat, chat.to_question, later_question(rng))
+    return _script(chat, chat.to_question, later_question, settings, rng)
 
 
-def _script(chat: ChatFormat, before: str, question: Question) -> tuple[list[int], int]:
-    after = chat.to_answer if question.is_whole else ""
-    role = ASSISTANT if question.is_whole else USER
-    return chat.encode(before + question.text + after), role
+def _script(
+    chat: ChatFormat,
+    before: str,
+    draw: Callable[[np.random.Generator], Question],
+    settings: DataSettings,
+    rng: np.random.Generator,
+) -> tuple[list[int], int]:
+    """A question between its headers, drawn again while it would leave too little of a row."""
+    question, tokens = Question("", is_whole=False), chat.encode(before)
+    for _ in range(MAX_DRAWS):
+        drawn = draw(rng)
+        found = chat.encode(before + drawn.text + (chat.to_answer if drawn.is_whole else ""))
+        if len(found) <= MAX_SHARE * settings.row_length:
+            question, tokens = drawn, found
+            break
+    return tokens, ASSISTANT if question.is_whole else USER

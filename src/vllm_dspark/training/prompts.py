@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ class Question:
 
     text: str
     is_whole: bool
+
+
+Maker = Callable[[Draw, np.random.Generator], Question]
 
 
 def _topic(draw: Draw, rng: np.random.Generator) -> Question:
@@ -71,7 +74,68 @@ def _nothing(draw: Draw, rng: np.random.Generator) -> Question:
     return Question("", is_whole=False)
 
 
-FIRST = ((0.34, _opening), (0.10, _nothing), (0.22, _topic), (0.17, _code), (0.17, _maths))
+class Slots(dict[str, str]):
+    """Words for the gaps of a template, each drawn where it is asked for."""
+
+    KINDS: ClassVar = {
+        "t": "topics", "u": "topics", "n": "names", "m": "names", "x": "things", "y": "places",
+        "w": "weekdays", "p": "people", "r": "relatives", "j": "jobs", "z": "projects",
+        "o": "tones", "g": "languages",
+    }  # fmt: skip
+
+    def __init__(self, draw: Draw, rng: np.random.Generator) -> None:
+        super().__init__()
+        self._draw, self._rng = draw, rng
+
+    def __missing__(self, key: str) -> str:
+        if key == "s":
+            return fill(self._draw(phrases("sentences")), self._draw, self._rng)
+        if key in ("a", "b"):
+            return str(self._rng.integers(2, 13) if key == "b" else self._rng.integers(13, 90))
+        if key == "k":  # a job without its article
+            return self._draw(phrases("jobs")).split(" ", 1)[1]
+        return self._draw(phrases(self.KINDS[key]))
+
+
+def fill(template: str, draw: Draw, rng: np.random.Generator) -> str:
+    """Put words into the gaps of a template."""
+    return template.format_map(Slots(draw, rng))
+
+
+def _filled(section: str, share_cut: float) -> Maker:
+    """A maker of filled templates, some of which keep only their first words."""
+
+    def make(draw: Draw, rng: np.random.Generator) -> Question:
+        text = fill(draw(phrases(section)), draw, rng)
+        words = text.split(" ")
+        if len(words) > 3 and rng.random() < share_cut:
+            return Question(" ".join(words[: rng.integers(2, len(words))]), is_whole=False)
+        return Question(text, is_whole=True)
+
+    return make
+
+
+def _passage(draw: Draw, rng: np.random.Generator) -> Question:
+    """A text and what to do with it, in either order; one in four has ten sentences or more."""
+    count = int(rng.integers(10, 17) if rng.random() < 0.25 else rng.integers(1, 7))
+    sentences = [fill(draw(phrases("sentences")), draw, rng) for _ in range(count)]
+    text = ("\n" if rng.random() < 0.3 else " ").join(sentences)
+    request = fill(draw(phrases("passage_requests")), draw, rng)
+    if rng.random() < 0.4:
+        text = f"{fill(draw(phrases('passage_openings')), draw, rng)}\n{text}"
+    between = "\n\n" if rng.random() < 0.6 else " "
+    if rng.random() < 0.5:
+        return Question(f"{request}{between}{text}", is_whole=True)
+    return Question(f"{text}{between}{request}", is_whole=True)
+
+
+_instruction, _chat = _filled("instructions", 0.3), _filled("chat", 0.35)
+_reaction = _filled("reactions", 0.15)
+
+FIRST = (
+    (0.20, _opening), (0.05, _nothing), (0.12, _topic), (0.18, _instruction), (0.10, _chat),
+    (0.11, _passage), (0.12, _code), (0.12, _maths),
+)  # fmt: skip
 """Share and maker of each kind of first question."""
 
 
@@ -85,8 +149,8 @@ def _follow_up(draw: Draw, rng: np.random.Generator) -> Question:
 
 
 LATER = (
-    (0.45, _follow_up), (0.15, _nothing), (0.16, _topic), (0.08, _code), (0.08, _maths),
-    (0.08, _opening),
+    (0.32, _follow_up), (0.24, _reaction), (0.08, _nothing), (0.07, _topic), (0.09, _instruction),
+    (0.04, _passage), (0.06, _code), (0.06, _maths), (0.04, _opening),
 )  # fmt: skip
 """The same for later questions: mostly a reaction, else a new subject."""
 
@@ -96,10 +160,7 @@ def later_question(rng: np.random.Generator) -> Question:
     return _make(LATER, rng)
 
 
-Makers = Sequence[tuple[float, Callable[[Draw, np.random.Generator], Question]]]
-
-
-def _make(makers: Makers, rng: np.random.Generator) -> Question:
+def _make(makers: Sequence[tuple[float, Maker]], rng: np.random.Generator) -> Question:
     def draw(choices: Sequence[str]) -> str:
         return choices[rng.integers(len(choices))]
 
