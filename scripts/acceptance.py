@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_dspark.blas import load_blas
@@ -29,21 +30,35 @@ from vllm_dspark.training.chat import read_chat_format  # noqa: E402
 BLOCK_SIZE, NUM_BLOCKS = 16, 256
 
 
-def run_prompt(
-    runner: Runner, prompt: list[int], num_new: int, end_id: int
-) -> tuple[list[int], list[int], np.ndarray]:
-    """Answer one prompt.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a runner made of one prompt.
 
-    Returns:
-        Output ids, accepted drafts per round, and confidence logits [rounds, K].
+    Attributes:
+        output: token ids; a last round may go past the end.
+        accepted: drafts kept per round.
+        logits: of the confidences, [rounds, K].
+        first_seconds: until the first token; more_seconds: from there to the last.
     """
+
+    output: list[int]
+    accepted: list[int]
+    logits: np.ndarray
+    first_seconds: float
+    more_seconds: float
+
+
+def run_prompt(runner: Runner, prompt: list[int], num_new: int, end_id: int) -> Answer:
+    """Answer one prompt, greedily; a runner without a draft answers a token at a time."""
     blocks = (list(range(1, NUM_BLOCKS)),)
     admission = Admission(
         request_id="a", token_ids=prompt, num_prompt=len(prompt), num_computed=0, blocks=blocks,
         sampling=Sampling(temperature=0.0),
     )  # fmt: skip
+    started = time.perf_counter()
     runner.begin(Schedule(admissions=(admission,), turns=(Turn("a", len(prompt)),)))
     outcome = runner.finish(Grammar()).outcomes["a"]
+    first = time.perf_counter()
     output, accepted, logits = list(outcome.token_ids), [], []
     while len(output) < num_new and end_id not in output:
         drafts = outcome.drafts
@@ -53,9 +68,10 @@ def run_prompt(
         output += outcome.token_ids
         accepted.append(len(outcome.token_ids) - 1)
         logits.append(np.full(len(drafts), np.nan) if scores is None else np.array(scores))
+    ended = time.perf_counter()
     runner.begin(Schedule(forgotten=frozenset(["a"])))
     runner.finish(Grammar())
-    return output, accepted, np.array(logits)
+    return Answer(output, accepted, np.array(logits), first - started, ended - first)
 
 
 def report(name: str, lengths: dict[str, list[int]], seconds: float, num_tokens: int) -> None:
@@ -100,12 +116,10 @@ def main() -> int:
         lengths: dict[str, list[int]] = defaultdict(list)
         logits, num_tokens, started = [], 0, time.perf_counter()
         for entry in entries:
-            output, accepted, scores = run_prompt(
-                runner, chat.encode_prompt(entry), args.new_tokens, chat.end_id
-            )
-            lengths[entry.get("kind", "all")] += accepted
-            logits.append(scores.reshape(len(accepted), -1))
-            num_tokens += len(output)
+            answer = run_prompt(runner, chat.encode_prompt(entry), args.new_tokens, chat.end_id)
+            lengths[entry.get("kind", "all")] += answer.accepted
+            logits.append(answer.logits.reshape(len(answer.accepted), -1))
+            num_tokens += len(answer.output)
         report(str(draft), lengths, time.perf_counter() - started, num_tokens)
         counts = np.concatenate([np.array(counts) for counts in lengths.values()])
         # rounds are grouped by kind above, so put the logits in the same order
