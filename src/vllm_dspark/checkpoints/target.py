@@ -15,6 +15,7 @@ from vllm_dspark.nn.linear import Embedding, Linear, joined
 from vllm_dspark.nn.mlp import GatedMLP
 from vllm_dspark.nn.norm import RMSNorm
 from vllm_dspark.nn.rotary import make_rotary
+from vllm_dspark.ops import cpu
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
@@ -223,6 +224,6 @@ def load_target(folder: Path, dtype: mx.Dtype) -> tuple[TargetConfig, Decoder]:
     network = build_target(read_tensors(folder), config, dtype)
     network.eval()
     if mx.default_device() == mx.Device(mx.cpu):
-        network.lay_out_for_cpu()
+        network.lay_out_for_cpu(cpu.silu)
     mx.eval(network.parameters())
     return config, network

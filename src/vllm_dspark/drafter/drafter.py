@@ -72,12 +72,16 @@ class Drafter(nn.Module):  # noqa: PLR0904 - training uses its parts one by one
         self.lm_head = lm_head
         self._draft_to_target = draft_to_target  # offsets [Vd] int32; None is the identity
 
-    def lay_out_for_cpu(self) -> None:
+    def lay_out_for_cpu(self, silu: Callable[[mx.array], mx.array]) -> None:
         """Store matrices the way a CPU multiplies fastest; for serving, not for training.
 
         ``qkv_proj`` and ``fc`` stay: the context takes rows of the first, which must be compact.
+
+        Args:
+            silu: the activation to use from now on.
         """
         for layer in self.backbone.layers:
+            layer.mlp.silu = silu
             for linear in (layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
                 linear.lay_input_major()
         if self.lm_head is not None:

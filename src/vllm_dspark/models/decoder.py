@@ -1,6 +1,6 @@
 """The decoder-only network that all supported families share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -126,10 +126,15 @@ class Decoder(nn.Module):
         states[len(self.layers) + 1] = hidden
         return Seen(hidden, tuple(states[tap] for tap in taps))
 
-    def lay_out_for_cpu(self) -> None:
-        """Store matrices the way a CPU multiplies fastest; a tied head gets its own copy."""
+    def lay_out_for_cpu(self, silu: Callable[[mx.array], mx.array]) -> None:
+        """Store matrices the way a CPU multiplies fastest; a tied head gets its own copy.
+
+        Args:
+            silu: the activation to use from now on.
+        """
         for layer in self.layers:
             attention, mlp = layer.self_attn, layer.mlp
+            mlp.silu = silu
             for linear in (
                 attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
             ):

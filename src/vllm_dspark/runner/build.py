@@ -19,7 +19,8 @@ from vllm_dspark.drafter.config import resolve_top_k
 from vllm_dspark.drafter.drafter import Drafter
 from vllm_dspark.models.config import TargetConfig
 from vllm_dspark.models.decoder import Decoder
-from vllm_dspark.ops.select import Mix, default_mix_name, make_mix
+from vllm_dspark.ops import cpu
+from vllm_dspark.ops.select import Mix, default_max_gathered, default_mix_name, make_mix
 from vllm_dspark.planner.costs import CostTable
 from vllm_dspark.runner.causal_proposer import CausalProposer
 from vllm_dspark.runner.cost_cache import CostKey, describe_weights, read_costs, write_costs
@@ -150,7 +151,7 @@ def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loa
     config, target = load_target(folder, dtype)
     drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
     if mx.default_device() == mx.Device(mx.cpu):
-        drafter.lay_out_for_cpu()
+        drafter.lay_out_for_cpu(cpu.silu)
         mx.eval(drafter.parameters())
     loaded = LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window)
     return Loaded(config, target, dtype, loaded)
@@ -193,6 +194,7 @@ def build_runner(  # noqa: PLR0913 - one argument per setting of vLLM
         policy=DraftPolicy(max_model_len, _temperatures(loaded.draft)),
         logprobs_mode=logprobs_mode,
         rejection=rejection,
+        max_gathered=default_max_gathered(),
     )
 
 

@@ -81,6 +81,7 @@ class Runner:
         policy: who may draft.
         logprobs_mode: vLLM's --logprobs-mode.
         rejection: "standard" or "block": the rule for drafts that were drawn.
+        max_gathered: as ``cache.layout.make_layout`` takes it.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per collaborator
@@ -94,6 +95,7 @@ class Runner:
         policy: DraftPolicy | None = None,
         logprobs_mode: str = "raw_logprobs",
         rejection: str = "standard",
+        max_gathered: int | None = None,
     ) -> None:
         self.table = RequestTable()
         self.policy = policy or DraftPolicy()
@@ -104,6 +106,7 @@ class Runner:
         self._lookup = lookup
         self._logprobs_mode = logprobs_mode
         self._rejection = rejection
+        self._max_gathered = max_gathered
         self._pending: Pending | None = None
 
     @property
@@ -126,7 +129,11 @@ class Runner:
         batch = pack(self.table, schedule.turns)
         groups = {0} if self._proposer is None else {0, self._proposer.group}
         layouts = {
-            group: make_layout([span.pages(group) for span in batch.spans], self._pool.block_size)
+            group: make_layout(
+                [span.pages(group) for span in batch.spans],
+                self._pool.block_size,
+                self._max_gathered,
+            )
             for group in groups
         }
         attend = CausalAttend(self._pool, layouts[0], self._mix)

@@ -57,7 +57,22 @@ def test_long_chunks_are_attended_one_by_one() -> None:
     assert layout.segments[0].mask == "causal"
 
 
-def attend(blocks: list[list[int]], lengths: list[int], rows: list[int]) -> np.ndarray:
+def test_requests_with_many_keys_are_not_gathered() -> None:
+    spans = [span([1, 2], 4, 1), span([3, 4, 5], 8, 1), span([6, 7], 5, 1), span([8, 9], 6, 1)]
+    shared = make_layout(spans, BLOCK, max_gathered=9)
+    assert [one.num_requests for one in shared.segments] == [4]
+    split = make_layout(spans, BLOCK, max_gathered=8)
+    assert [one.num_requests for one in split.segments] == [1, 1, 2]
+    assert [one.view_start for one in split.segments] == [4, 12, None]
+    assert [one.first_row for one in split.segments] == [0, 1, 2]
+
+
+def attend(
+    blocks: list[list[int]],
+    lengths: list[int],
+    rows: list[int],
+    max_gathered: int | None = None,
+) -> np.ndarray:
     """Write contexts, then the last ``rows`` tokens of each request, and attend those."""
     rng = np.random.default_rng(1)
     contexts = [
@@ -77,7 +92,8 @@ def attend(blocks: list[list[int]], lengths: list[int], rows: list[int]) -> np.n
         mx.concatenate([one[part][-count:] for one, count in zip(contexts, rows, strict=True)])
         for part in range(3)
     ]
-    mixed = CausalAttend(pool, make_layout(spans, BLOCK), reference.mix)(0, *tail)
+    layout = make_layout(spans, BLOCK, max_gathered)
+    mixed = CausalAttend(pool, layout, reference.mix)(0, *tail)
     return np.array(mixed)
 
 
@@ -107,10 +123,12 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("max_gathered", [None, 7])
 @pytest.mark.parametrize(("blocks", "lengths", "rows"), [case[1:] for case in CASES],
                          ids=[case[0] for case in CASES])  # fmt: skip
 def test_pages_give_the_attention_of_whole_contexts(
-    blocks: list[list[int]], lengths: list[int], rows: list[int]
+    blocks: list[list[int]], lengths: list[int], rows: list[int], max_gathered: int | None
 ) -> None:
-    difference = np.abs(attend(blocks, lengths, rows) - plain(lengths, rows))
+    found = attend(blocks, lengths, rows, max_gathered)
+    difference = np.abs(found - plain(lengths, rows))
     assert difference.max() < 1e-5

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from vllm_dspark.errors import SettingsError
-from vllm_dspark.ops import fused, reference
+from vllm_dspark.ops import cpu, fused, reference
 from vllm_dspark.ops.select import MIXES, make_mix
 
 SIZES = list(itertools.product([1, 3], [(4, 4), (6, 2), (5, 1)], [1, 2, 7], [7, 33], [8, 17 + 7]))
@@ -42,8 +42,9 @@ def test_long_chunks_are_cut_without_a_difference(rows: int, mask: str | None) -
 
 
 def test_operations_are_chosen_by_name() -> None:
-    assert {make_mix(name) for name in MIXES} == {reference.mix, fused.mix, fused.mix_cuda}
-    with pytest.raises(SettingsError, match="'cuda', 'fused', 'reference'"):
+    chosen = {make_mix(name) for name in MIXES}
+    assert chosen == {reference.mix, cpu.mix, fused.mix, fused.mix_cuda}
+    with pytest.raises(SettingsError, match="'cpu', 'cuda', 'fused', 'reference'"):
         make_mix("flash")
 
 
