@@ -1,5 +1,6 @@
 """Workloads are what their names say."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,31 @@ def test_repeated_prompts_come_twice_and_sampled_ones_bring_seeds(tokenizer: Any
     asks = make_workload("sampled", tokenizer, 4).asks(tokenizer, 8)
     assert all(ask.temperature > 0 for ask in asks)
     assert len({ask.seed for ask in asks}) == 4
+
+
+def test_a_manner_changes_how_and_not_what_is_asked(tokenizer: Any) -> None:
+    plain, sampled, formed = (
+        make_workload(f"short{manner}", tokenizer, 3) for manner in ("", "+sampled", "+json")
+    )
+    assert plain.texts == sampled.texts == formed.texts
+    assert [one.temperature for one in (plain, sampled, formed)] == [0.0, 0.7, 0.0]
+    (ask, *_) = formed.asks(tokenizer, 8)
+    assert json.loads(ask.schema)["required"] == ["title", "facts", "score"]
+    assert not ask.ignore_eos  # a grammar ends with the end token
+    assert plain.asks(tokenizer, 8)[0].ignore_eos
+
+
+def test_the_corpus_is_whole_and_its_short_prompts_are_short(tokenizer: Any) -> None:
+    whole, short = (make_workload(name, tokenizer, 100).texts for name in ("corpus", "short"))
+    assert len(whole) == 40
+    assert [text for text in whole if text in short] == list(short)
+    assert len(short) == 35
+
+
+@pytest.mark.parametrize("name", ["poems+json", "chat+loud", "sampled+json"])
+def test_an_unknown_manner_is_refused(tokenizer: Any, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"\+json"):
+        make_workload(name, tokenizer, 4)
 
 
 def test_an_unknown_workload_lists_the_known_ones(tokenizer: Any) -> None:

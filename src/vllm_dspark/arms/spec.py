@@ -50,6 +50,7 @@ class Ask:
     Attributes:
         temperature: 0 is greedy.
         seed: of its draws; None leaves that to the engine.
+        schema: JSON schema of the answer, or "".
     """
 
     token_ids: tuple[int, ...]
@@ -57,6 +58,7 @@ class Ask:
     temperature: float = 0.0
     seed: int | None = None
     ignore_eos: bool = True
+    schema: str = ""
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Ask":

@@ -141,7 +141,7 @@ class ClosedLoop:
 
     def _send(self, name: str, ask: Ask) -> None:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         params = SamplingParams(
             temperature=ask.temperature,
@@ -150,6 +150,7 @@ class ClosedLoop:
             ignore_eos=ask.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            structured_outputs=StructuredOutputsParams(json=ask.schema) if ask.schema else None,
         )
         self._sent[name] = time.perf_counter()
         self._tokens[name] = []

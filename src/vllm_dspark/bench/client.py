@@ -19,6 +19,7 @@ class Load:
 
     Attributes:
         texts: prompts with the chat template, each once, in this order.
+        schema: JSON schema that vLLM's answers must follow, or "".
     """
 
     texts: tuple[str, ...]
@@ -26,11 +27,19 @@ class Load:
     clients: int
     temperature: float
     seed: int = 1000
+    schema: str = ""
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Fields of a request that the client has no option for."""
+        if not self.schema:
+            return {"seed": self.seed}
+        return {"seed": self.seed, "structured_outputs": {"json": json.loads(self.schema)}}
 
 
 def client_command(server: Server, model: Path, load: Load, folder: Path) -> list[str]:
     """``vllm bench serve`` for a load."""
-    extra: dict[str, Any] = {"seed": load.seed}
+    extra = load.extra
     if server.spec.kind == "mlx_lm":
         extra["logprobs"] = False  # the client sends null, which mlx_lm refuses
     return [
@@ -104,7 +113,7 @@ def _complete(server: Server, model: Path, prompt: Any, load: Load, **options: A
         "prompt": prompt,
         "max_tokens": load.max_tokens,
         "temperature": load.temperature,
-        "seed": load.seed,
+        **load.extra,
         **options,
     }
     return server.post("/v1/completions", body)

@@ -7,24 +7,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vllm_dspark.arms.compare import GATES, compare
+from vllm_dspark.arms.compare import GATES, Judge, compare
 from vllm_dspark.arms.corpus import load_tokenizer
 from vllm_dspark.arms.process import Arm, start_arm
 from vllm_dspark.arms.spec import ArmSpec, Ask, Run
 from vllm_dspark.arms.synthetic import parse_rates, write_answers
+from vllm_dspark.bench.arm_names import OurArm, check_arms, find_arm, pairs_of
 from vllm_dspark.bench.cells import Cell, Measured, find_ratios, in_turns
 from vllm_dspark.bench.workloads import Workload, make_workload
-from vllm_dspark.errors import SettingsError
 
 REFERENCE = "target-only sync"
 PLAIN = "mlx_lm"
 SYNTHETIC = "synthetic"
-ARMS = ("target-only async", REFERENCE, "DSpark async", "DSpark sync", PLAIN, SYNTHETIC)
-PAIRS = tuple(
-    (drafted, other)
-    for drafted in ("DSpark async", "DSpark sync", SYNTHETIC)
-    for other in ("target-only async", REFERENCE, PLAIN)
-) + (("target-only async", PLAIN),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +26,7 @@ class OfflineSettings:
     """What ``bench offline`` runs.
 
     Attributes:
-        arms: of ARMS.
+        arms: as ``arm_names`` says, or mlx_lm.
         synthetic: preset or rates of the synthetic arm; "" leaves it out.
         num_requests: requests of a workload, at least as many as clients.
         kv_bytes: pages of each of our arms.
@@ -54,9 +48,7 @@ class OfflineSettings:
     gate: str = "float32"
 
     def __post_init__(self) -> None:
-        unknown = set(self.arms) - set(ARMS)
-        if unknown:
-            raise SettingsError(f"no arms {sorted(unknown)}; choose from {', '.join(ARMS)}")
+        check_arms(self.arms, (PLAIN,))
 
 
 class OfflineBench:
@@ -84,18 +76,26 @@ class OfflineBench:
             arms = self._start(stack, workloads, asks, Path(folder) / "answers.json")
             memory = []
             for workload in workloads:
-                self._check(arms, workload, asks[workload.name])
+                timed = self._asked(arms)
+                self._check(timed, workload, asks[workload.name], arms[PLAIN].judge)
                 for clients in self._settings.clients:
-                    self._time(arms, workload, asks[workload.name], clients)
+                    self._time(timed, workload, asks[workload.name], clients)
             for arm in arms.values():
                 memory.append({"arm": arm.name, **arm.memory()})
         cells = list(self._cells.values())
         return {
             "cells": [one.to_json() for one in cells],
-            "ratios": find_ratios(cells, PAIRS),
+            "ratios": find_ratios(cells, pairs_of(self._settings.arms, also_drafted=(SYNTHETIC,))),
             "memory": memory,
             "synthetic": self._describe_synthetic(),
         }
+
+    def _asked(self, arms: Mapping[str, Arm]) -> dict[str, Arm]:
+        """Without those that only give answers to compare with."""
+        return {
+            name: arm for name, arm in arms.items()
+            if name in self._settings.arms or name == SYNTHETIC
+        }  # fmt: skip
 
     @property
     def has_mismatch(self) -> bool:
@@ -133,15 +133,17 @@ class OfflineBench:
 
     def _spec(self, name: str, answers: Path | None = None) -> ArmSpec:
         settings = self._settings
-        drafts = name.startswith("DSpark") or name == SYNTHETIC
+        ours = OurArm(drafts=True, is_async=True) if name == SYNTHETIC else find_arm(name)
+        speculative = None
+        if ours is not None:
+            speculative = ours.speculative(str(settings.draft), settings.num_drafts)
         return ArmSpec(
             name=name,
-            engine="mlx_lm" if name == PLAIN else "vllm",
+            engine="mlx_lm" if ours is None else "vllm",
             model=str(settings.model),
             dtype=settings.dtype,
-            draft=str(settings.draft) if drafts else "",
-            num_drafts=settings.num_drafts if drafts else 0,
-            is_async=not name.endswith("sync") or name.endswith("async"),
+            is_async=ours is not None and ours.is_async,
+            options={"speculative_config": speculative} if speculative else {},
             max_model_len=settings.max_model_len,
             max_num_seqs=max(settings.clients),
             kv_bytes=settings.kv_bytes,
@@ -149,29 +151,31 @@ class OfflineBench:
             answers=str(answers or ""),
         )
 
-    def _check(self, arms: Mapping[str, Arm], workload: Workload, asks: list[Ask]) -> None:
+    def _check(
+        self, arms: Mapping[str, Arm], workload: Workload, asks: list[Ask], judge: Judge
+    ) -> None:
         """Untimed: compare every arm's token ids with the reference's; also warms it up."""
         for name, arm in arms.items():
             checks = {}
             for clients in self._settings.clients:
                 arm.reset_cache()
                 run = arm.generate(asks, clients)
-                checks[clients] = self._compare(name, arms, workload, asks, run)
+                checks[clients] = self._compare(name, judge, workload, asks, run)
             for clients, check in checks.items():
                 cell = Cell(name, workload.name, clients, check=check)
                 if check is None:
-                    cell.note = "its random numbers are others"
+                    cell.note = "its random numbers are others, and it has no grammars"
                 self._cells[name, workload.name, clients] = cell
 
     def _compare(
         self,
         name: str,
-        arms: Mapping[str, Arm],
+        judge: Judge,
         workload: Workload,
         asks: list[Ask],
         run: Run,
     ) -> dict[str, int] | None:
-        if name == PLAIN and workload.temperature:
+        if name == PLAIN and (workload.temperature or workload.schema):
             return None
         found = compare(
             name,
@@ -180,7 +184,7 @@ class OfflineBench:
             self._expected[workload.name].tokens,
             names=[f"{workload.name}-{index}" for index in range(len(asks))],
             prompts=[ask.token_ids for ask in asks],
-            judge=arms[PLAIN].judge,
+            judge=judge,
             gate=GATES[self._settings.gate],
         )
         return {

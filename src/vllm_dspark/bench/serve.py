@@ -10,6 +10,7 @@ from vllm_dspark.arms.compare import GATES, compare
 from vllm_dspark.arms.corpus import load_tokenizer
 from vllm_dspark.arms.process import start_arm
 from vllm_dspark.arms.spec import ArmSpec, Drafting, Judgement
+from vllm_dspark.bench.arm_names import check_arms, find_arm, pairs_of
 from vllm_dspark.bench.cells import Cell, Measured, find_ratios, in_turns
 from vllm_dspark.bench.client import Load, ask_ids, ask_text, run_client, warm_up
 from vllm_dspark.bench.llama_server import find_target
@@ -26,18 +27,12 @@ from vllm_dspark.bench.servers import (
 )
 from vllm_dspark.bench.workloads import Workload, make_workload
 from vllm_dspark.blas import load_blas
-from vllm_dspark.errors import SettingsError, SetupError
+from vllm_dspark.errors import SetupError
 
 REFERENCE = "target-only sync"
-OURS = ("target-only async", REFERENCE, "DSpark async", "DSpark sync", "draft_model", "ngram")
+ALSO_DRAFTED = ("draft_model", "ngram")
 OTHERS = ("mlx_lm", "mlx-dspark", "llama.cpp", "llama.cpp DSpark")
-PAIRS = tuple(
-    (drafted, other)
-    for drafted in ("DSpark async", "DSpark sync", "draft_model", "ngram")
-    for other in ("target-only async", REFERENCE, "mlx_lm", "llama.cpp")
-) + (
-    ("target-only async", "mlx_lm"),
-    ("target-only async", "llama.cpp"),
+EXTRA_PAIRS = (
     ("DSpark async", "mlx-dspark"),
     ("DSpark async", "llama.cpp DSpark"),
     ("llama.cpp DSpark", "llama.cpp"),
@@ -50,8 +45,8 @@ class ServeSettings:
     """What ``bench serve`` runs.
 
     Attributes:
-        arms: of OURS and OTHERS; an outside engine that is not installed is left out, with a
-            sentence.
+        arms: as ``arm_names`` says, or of ALSO_DRAFTED and OTHERS; an outside engine that is not
+            installed is left out, with a sentence.
         draft_model: folder of a causal draft for the arm of that name.
         llama_target, llama_draft: GGUF files; the first is made from the demo model's where None.
     """
@@ -74,11 +69,7 @@ class ServeSettings:
     llama_draft: Path | None = None
 
     def __post_init__(self) -> None:
-        unknown = set(self.arms) - {*OURS, *OTHERS}
-        if unknown:
-            raise SettingsError(
-                f"no arms {sorted(unknown)}; choose from {', '.join((*OURS, *OTHERS))}"
-            )
+        check_arms(self.arms, (*ALSO_DRAFTED, *OTHERS))
 
 
 def make_specs(settings: ServeSettings) -> tuple[list[ServerSpec], list[str]]:
@@ -86,7 +77,8 @@ def make_specs(settings: ServeSettings) -> tuple[list[ServerSpec], list[str]]:
     specs, skipped = [], []
     wanted = dict.fromkeys((REFERENCE, *settings.arms))
     for name in wanted:
-        spec = _our_spec(name, settings) if name in OURS else _outside_spec(name, settings)
+        make = _outside_spec if name in OTHERS else _our_spec
+        spec = make(name, settings)
         if isinstance(spec, str):
             skipped.append(spec)
         else:
@@ -102,10 +94,9 @@ def _our_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
         "kv-cache-memory-bytes": settings.kv_bytes,
     }
     speculative: dict[str, Any] | None = None
-    if name.startswith("DSpark"):
-        speculative = {"method": "dspark", "model": str(settings.draft)}
-        if settings.num_drafts:
-            speculative["num_speculative_tokens"] = settings.num_drafts
+    arm = find_arm(name)
+    if arm is not None:
+        speculative = arm.speculative(str(settings.draft), settings.num_drafts)
     elif name == "ngram":
         speculative = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
     elif name == "draft_model":
@@ -113,7 +104,8 @@ def _our_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
             return "draft_model: no causal draft was given; name one with --draft-model"
         speculative = {"method": "draft_model", "model": str(settings.draft_model)}
         speculative["num_speculative_tokens"] = 4
-    command = vllm_command(settings.model, options, speculative, not name.endswith(" sync"))
+    is_async = arm is None or arm.is_async
+    command = vllm_command(settings.model, options, speculative, is_async)
     return ServerSpec(name, "vllm", command, {"VLLM_SERVER_DEV_MODE": "1"})
 
 
@@ -203,6 +195,8 @@ class ServeBench:
             with start_server(named[name]) as server:
                 self._tell(f"repeat {repeat + 1}: {name} answers")
                 for workload in workloads:
+                    if workload.schema and server.spec.kind != "vllm":
+                        continue  # the client asks for a grammar in vLLM's words
                     if repeat == 0:
                         self._check(server, workload)
                     self._time_all(server, workload)
@@ -210,13 +204,19 @@ class ServeBench:
         cells = list(self._cells.values())
         return {
             "cells": [one.to_json() for one in cells],
-            "ratios": find_ratios(cells, PAIRS),
+            "ratios": find_ratios(cells, pairs_of(named, EXTRA_PAIRS, ALSO_DRAFTED)),
             "memory": [{"arm": name, **found} for name, found in self._memory.items()],
             "skipped": skipped,
         }
 
     def _load(self, workload: Workload, clients: int) -> Load:
-        return Load(workload.texts, self._settings.max_tokens, clients, workload.temperature)
+        return Load(
+            workload.texts,
+            self._settings.max_tokens,
+            clients,
+            workload.temperature,
+            schema=workload.schema,
+        )
 
     def _check(self, server: Server, workload: Workload) -> None:
         """Untimed: compare the answers with the reference's, token ids where it gives them."""

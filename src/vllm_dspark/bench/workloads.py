@@ -1,5 +1,6 @@
 """What is asked of an engine: kinds of prompts, shared prefixes, repeats, sampling."""
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ class Workload:
     Attributes:
         texts: with the chat template.
         temperature: 0 is greedy; else every request brings its own seed.
+        schema: JSON schema of the answers, or "".
     """
 
     name: str
     texts: tuple[str, ...]
     temperature: float = 0.0
+    schema: str = ""
 
     def asks(self, tokenizer: Any, max_tokens: int, *, ignore_eos: bool = True) -> list[Ask]:
         """The same as requests of token ids."""
@@ -33,7 +36,8 @@ class Workload:
                 max_tokens,
                 self.temperature,
                 1000 + index if self.temperature else None,
-                ignore_eos,
+                ignore_eos and not self.schema,
+                self.schema,
             )
             for index, text in enumerate(self.texts)
         ]
@@ -86,13 +90,26 @@ def _sentences(corpus: Sequence[Prompt]) -> list[str]:
     return [line for one in corpus if one.kind == "long" for line in one.text.splitlines() if line]
 
 
-def _shared_prefix(tokenizer: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+def _shared(num_tokens: int) -> Make:
     """One long prefix and a question for each of many users, as agents send them."""
-    (prefix,) = _context(1000)(tokenizer, corpus, 1)
-    return [
-        f"{prefix}\nUser {index + 1} asks: name five {LISTS[index % len(LISTS)]}."
-        for index in range(count)
-    ]
+
+    def make(tokenizer: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+        (prefix,) = _context(num_tokens)(tokenizer, corpus, 1)
+        return [
+            f"{prefix}\nUser {index + 1} asks: name five {LISTS[index % len(LISTS)]}."
+            for index in range(count)
+        ]
+
+    return make
+
+
+def _corpus(*left_out: str) -> Make:
+    """The shipped prompts in their order, without some kinds; never more than there are."""
+
+    def make(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
+        return [one.text for one in corpus if one.kind not in left_out][:count]
+
+    return make
 
 
 def _repeated(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
@@ -107,11 +124,27 @@ WORKLOADS: dict[str, Make] = {
     "maths": _of_kind("maths"),
     "context-1k": _context(1000),
     "context-4k": _context(4000),
-    "shared-prefix": _shared_prefix,
+    "shared-prefix": _shared(1000),
+    "shared-4k": _shared(4000),
     "repeated": _repeated,
-    "sampled": _of_kind("chat"),
+    "corpus": _corpus(),
+    "short": _corpus("long"),
 }
 SAMPLED_TEMPERATURE = 0.7
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "facts": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 4},
+            "score": {"type": "integer"},
+        },
+        "required": ["title", "facts", "score"],
+        "additionalProperties": False,
+    }
+)
+MANNERS = ("sampled", "json")
+"""How a workload may be asked, after a plus sign; "sampled" alone is chat+sampled."""
 
 
 def make_workload(name: str, tokenizer: Any, count: int) -> Workload:
@@ -120,8 +153,16 @@ def make_workload(name: str, tokenizer: Any, count: int) -> Workload:
     Raises:
         SettingsError: listing the names.
     """
-    if name not in WORKLOADS:
-        raise SettingsError(f"no workload {name!r}; choose from {', '.join(WORKLOADS)}")
-    texts = WORKLOADS[name](tokenizer, read_corpus(), count)
-    temperature = SAMPLED_TEMPERATURE if name == "sampled" else 0.0
-    return Workload(name, tuple(chat_text(tokenizer, text) for text in texts), temperature)
+    base, _, manner = ("chat+sampled" if name == "sampled" else name).partition("+")
+    if base not in WORKLOADS or manner not in ("", *MANNERS):
+        raise SettingsError(
+            f"no workload {name!r}; choose from {', '.join(WORKLOADS)}, alone or with +sampled "
+            "(temperature 0.7) or +json (a schema)"
+        )
+    texts = WORKLOADS[base](tokenizer, read_corpus(), count)
+    return Workload(
+        name,
+        tuple(chat_text(tokenizer, text) for text in texts),
+        SAMPLED_TEMPERATURE if manner == "sampled" else 0.0,
+        SCHEMA if manner == "json" else "",
+    )

@@ -7,6 +7,7 @@ beside such outputs.
 import argparse
 from dataclasses import asdict
 
+from vllm_dspark.bench.arm_names import HELP as ARM_HELP
 from vllm_dspark.cli.results import (
     add_pair_arguments,
     add_workload_arguments,
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arms",
         type=names,
         default=("target-only async", "target-only sync", "DSpark async", "mlx_lm"),
-        help='of "target-only async", "target-only sync", "DSpark async", "DSpark sync", mlx_lm',
+        help=f"of {ARM_HELP}; mlx_lm",
     )
     parser.add_argument(
         "--synthetic",

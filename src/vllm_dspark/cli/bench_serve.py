@@ -9,6 +9,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from vllm_dspark.bench.arm_names import HELP as ARM_HELP
 from vllm_dspark.cli.results import (
     add_pair_arguments,
     add_workload_arguments,
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arms",
         type=names,
         default=("target-only async", "target-only sync", "DSpark async", "mlx_lm", "llama.cpp"),
-        help='of "target-only async", "target-only sync", "DSpark async", "DSpark sync", '
-        'draft_model, ngram, mlx_lm, mlx-dspark, llama.cpp, "llama.cpp DSpark"',
+        help=f"of {ARM_HELP}; draft_model, ngram, mlx_lm, mlx-dspark, llama.cpp, "
+        '"llama.cpp DSpark"',
     )
     parser.add_argument("--draft-model", type=Path, help="causal draft of the arm draft_model")
     parser.add_argument("--llama-target", type=Path, help="float32 GGUF of the target")

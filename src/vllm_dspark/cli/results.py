@@ -81,7 +81,8 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         "--workloads",
         type=names,
         default=("chat", "code", "maths"),
-        help="of chat, code, maths, context-1k, context-4k, shared-prefix, repeated, sampled",
+        help="of chat, code, maths, short, corpus (all forty prompts), context-1k, context-4k, "
+        "shared-prefix, shared-4k, repeated; each also with +sampled or +json",
     )
     parser.add_argument("--clients", type=numbers, default=(1, 4), metavar="N,N")
     parser.add_argument("--requests", type=int, default=4, help="requests of a workload, at least")
