@@ -48,12 +48,18 @@ class Answer:
     more_seconds: float
 
 
-def run_prompt(runner: Runner, prompt: list[int], num_new: int, end_id: int) -> Answer:
-    """Answer one prompt, greedily; a runner without a draft answers a token at a time."""
+def run_prompt(
+    runner: Runner,
+    prompt: list[int],
+    num_new: int,
+    end_id: int,
+    sampling: Sampling = Sampling(temperature=0.0),  # noqa: B008 - frozen
+) -> Answer:
+    """Answer one prompt, greedily by default; without a draft a token at a time."""
     blocks = (list(range(1, NUM_BLOCKS)),)
     admission = Admission(
         request_id="a", token_ids=prompt, num_prompt=len(prompt), num_computed=0, blocks=blocks,
-        sampling=Sampling(temperature=0.0),
+        sampling=sampling,
     )  # fmt: skip
     started = time.perf_counter()
     runner.begin(Schedule(admissions=(admission,), turns=(Turn("a", len(prompt)),)))

@@ -7,6 +7,9 @@ import mlx.core as mx
 from vllm_dspark.sampling.params import Sampling
 
 MASK_64 = (1 << 64) - 1
+FEWEST_SORTED = 8
+"""Where at most one in so many is to be kept, those are picked out before sorting: 8 rows of 49,152
+take 53 ms to sort on a CPU, and 5 ms to partition."""
 TARGET_STREAM = 0
 """Random stream of tokens drawn from the target; other streams are independent of it."""
 DRAFT_STREAM = 1
@@ -31,19 +34,26 @@ def draw_key(seed: int, position: int, stream: int = TARGET_STREAM) -> tuple[int
     return word >> 32, word & 0xFFFFFFFF
 
 
-def truncate(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
+def truncate(
+    logits: mx.array, top_k: mx.array, top_p: mx.array, max_top_k: int | None = None
+) -> mx.array:
     """Keep the top_k largest, then the smallest set whose mass reaches top_p.
 
     Args:
         logits: [S, V] float32, temperature applied.
         top_k: [S] int32 in 1..V. top_p: [S] float32 in (0, 1].
+        max_top_k: the largest of ``top_k`` where it is known and not V: only so many are sorted.
 
     Returns:
         [S, V], -inf where a token is cut. Ties with the last kept value are kept.
     """
     cut = mx.array(-mx.inf, mx.float32)
-    ordered = mx.sort(logits, axis=1)[:, ::-1]
-    rank = mx.arange(logits.shape[1])
+    largest = logits
+    if max_top_k is not None and max_top_k <= logits.shape[1] // FEWEST_SORTED:
+        start = logits.shape[1] - max_top_k
+        largest = mx.partition(logits, start, axis=1)[:, start:]
+    ordered = mx.sort(largest, axis=1)[:, ::-1]
+    rank = mx.arange(ordered.shape[1])
     ordered = mx.where(rank < top_k[:, None], ordered, cut)
     mass = mx.softmax(ordered, axis=1, precise=True)
     before = mx.cumsum(mass, axis=1) - mass
@@ -77,7 +87,9 @@ def shape_logits(logits: mx.array, options: Sequence[Sampling]) -> mx.array:
             [one.top_k if 0 < one.top_k < vocab_size else vocab_size for one in options]
         )
         top_p = mx.array([one.top_p for one in options])
-        shaped = truncate(shaped, top_k, top_p)
+        limits = [one.top_k for one in options]
+        width = max(limits) if all(0 < one < vocab_size for one in limits) else None
+        shaped = truncate(shaped, top_k, top_p, width)
     return shaped
 
 

@@ -52,6 +52,20 @@ def test_ties_with_the_last_kept_value_are_kept() -> None:
     assert kept(truncate(logits, mx.array([2]), mx.array([1.0]))) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("has_greedy", [False, True])
+def test_few_kept_tokens_are_the_same_without_sorting_all(has_greedy: bool) -> None:
+    logits = mx.random.normal((4, 400), key=mx.random.key(3)) * 2
+    options = [Sampling(top_k=k, top_p=p) for k, p in ((1, 1.0), (7, 0.6), (50, 0.9), (50, 1.0))]
+    if has_greedy:
+        options[0] = Sampling(temperature=0.0)
+    top_k = mx.array([one.top_k or 400 for one in options])
+    expected = truncate(logits, top_k, mx.array([one.top_p for one in options]))
+    assert mx.array_equal(shape_logits(logits, options), expected).item()
+    counts = np.isfinite(np.array(expected)).sum(axis=1).tolist()
+    assert counts[0] == (400 if has_greedy else 1)
+    assert 1 < counts[1] < 7 < counts[2] < counts[3] == 50
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     shaped = shape_logits(LOGITS, [Sampling(min_p=0.25)])
     assert kept(shaped) == {0, 2, 3}
