@@ -17,8 +17,8 @@ from vllm_dspark.runner.measure import measure_costs, row_counts
 
 TABLE = CostTable((1,), (1, 8), (64,), (((10.0, 12.5),),), (3.0,))
 KEY = CostKey(
-    device="cpu", mlx_version="1", package_version="1", dtype="float32", target="t", draft="d",
-    weights=(("model.safetensors", 1, 2),), num_drafts=7, block_size=16,
+    device="cpu", blas="a.so", mlx_version="1", package_version="1", dtype="float32", target="t",
+    draft="d",
 )  # fmt: skip
 
 
@@ -35,7 +35,8 @@ def test_a_written_table_is_read_back_equal() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"dtype": "bfloat16"}, {"weights": (("model.safetensors", 1, 3),)}, {"num_drafts": 4},
-     {"package_version": "2"}, {"mlx_version": "2"}, {"device": "gpu"}, {"draft": "e"}],
+     {"package_version": "2"}, {"mlx_version": "2"}, {"device": "gpu"}, {"blas": "b.so"},
+     {"draft": "e"}],
 )  # fmt: skip
 def test_another_pair_version_or_machine_has_another_table(change: dict) -> None:
     write_costs(KEY, TABLE)

@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from vllm_dspark import __version__
+from vllm_dspark.blas import load_blas
 from vllm_dspark.cache.pool import KVPool
 from vllm_dspark.checkpoints.draft import (
     check_fits_target,
@@ -215,6 +216,7 @@ def add_planner(
     num_drafts = loaded.draft.num_drafts
     key = CostKey(
         device=str(mx.default_device()),
+        blas=load_blas().path,
         mlx_version=mx.__version__,
         package_version=__version__,
         dtype=str(loaded.dtype),

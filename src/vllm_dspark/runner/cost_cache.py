@@ -18,11 +18,13 @@ class CostKey:
     """What a measured table depends on.
 
     Attributes:
+        blas: file of the matrix library, "" where MLX brings it along.
         target, draft: folders.
         weights: size and time of their weight files, so that another model there is another key.
     """
 
     device: str
+    blas: str
     mlx_version: str
     package_version: str
     dtype: str
