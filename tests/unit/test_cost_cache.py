@@ -18,7 +18,7 @@ from vllm_dspark.runner.measure import measure_costs, row_counts
 TABLE = CostTable((1,), (1, 8), (64,), (((10.0, 12.5),),), (3.0,))
 KEY = CostKey(
     device="cpu", blas="a.so", mlx_version="1", package_version="1", dtype="float32", target="t",
-    draft="d",
+    draft="d", weights=(("model.safetensors", 1, 2),), num_drafts=7, block_size=16,
 )  # fmt: skip
 
 
