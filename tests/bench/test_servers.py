@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -68,6 +69,15 @@ def test_counts_between_two_readings_start_at_the_first() -> None:
     drafting = read_drafting(parse_metrics(PAGE))
     assert drafting.since(drafting).rounds == 0
     assert drafting.since(type(drafting)()) == drafting
+
+
+def test_mlx_dspark_may_live_in_an_environment_of_its_own(tmp_path) -> None:
+    settings = ServeSettings(
+        model=tmp_path, draft=tmp_path, arms=("mlx-dspark",), mlx_dspark_python=Path("/e/python")
+    )
+    specs, skipped = make_specs(settings)
+    assert not skipped
+    assert specs[-1].command[:3] == ("/e/python", "-m", "mlx_dspark")
 
 
 def test_a_missing_outside_engine_is_left_out_with_a_sentence(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Compare servers: a fresh process for each arm and repeat, one client program for all."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class ServeSettings:
         arms: as ``arm_names`` says, or of ALSO_DRAFTED and OTHERS; an outside engine that is not
             installed is left out, with a sentence.
         draft_model: folder of a causal draft for the arm of that name.
+        mlx_dspark_python: interpreter of an environment that has mlx-dspark; None is this one.
         llama_target, llama_draft: GGUF files; the first is made from the demo model's where None.
     """
 
@@ -65,6 +67,7 @@ class ServeSettings:
     kv_bytes: int = 1 << 29
     gate: str = "float32"
     draft_model: Path | None = None
+    mlx_dspark_python: Path | None = None
     llama_target: Path | None = None
     llama_draft: Path | None = None
 
@@ -120,10 +123,18 @@ def _outside_spec(name: str, settings: ServeSettings) -> ServerSpec | str:
     if name == "mlx_lm":
         return ServerSpec(name, "mlx_lm", mlx_lm_command(settings.model, clients), fast_blas())
     if name == "mlx-dspark":
-        if not version_of(name):
-            return f"{name}: not installed; `pip install mlx-dspark` brings it"
+        python = settings.mlx_dspark_python
+        if python is None and not version_of(name):
+            return (
+                f"{name}: not installed; `pip install mlx-dspark` brings it, or name the python of "
+                "an environment that has it with --mlx-dspark-python"
+            )
         command = mlx_dspark_command(
-            settings.model, settings.draft, clients, settings.num_drafts or 7
+            settings.model,
+            settings.draft,
+            clients,
+            settings.num_drafts or 7,
+            str(python or sys.executable),
         )
         return ServerSpec(name, "mlx-dspark", command, fast_blas())
     if not version_of("xllamacpp"):

@@ -193,10 +193,12 @@ def llama_command(
     return tuple(command)
 
 
-def mlx_dspark_command(model: Path, draft: Path, clients: int, num_drafts: int) -> tuple[str, ...]:
+def mlx_dspark_command(
+    model: Path, draft: Path, clients: int, num_drafts: int, python: str = sys.executable
+) -> tuple[str, ...]:
     """``mlx-dspark serve`` with the same draft, unquantised, without other kinds of drafts."""
     return (
-        sys.executable, "-m", "mlx_dspark", "serve", "--mode", "dspark", "--model", str(model),
+        python, "-m", "mlx_dspark", "serve", "--mode", "dspark", "--model", str(model),
         "--drafter", str(draft), "--drafter-bits", "0", "--max-draft", str(num_drafts),
         "--no-lookup-drafts", "--max-batch", str(clients), "--host", HOST, "--port", "{port}",
     )  # fmt: skip

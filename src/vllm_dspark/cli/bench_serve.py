@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '"llama.cpp DSpark"',
     )
     parser.add_argument("--draft-model", type=Path, help="causal draft of the arm draft_model")
+    parser.add_argument(
+        "--mlx-dspark-python",
+        type=Path,
+        help="python of an environment that has mlx-dspark (default: this one)",
+    )
     parser.add_argument("--llama-target", type=Path, help="float32 GGUF of the target")
     parser.add_argument("--llama-draft", type=Path, help="GGUF of the draft")
 
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         gate=args.gate or args.dtype,
         draft_model=args.draft_model,
+        mlx_dspark_python=args.mlx_dspark_python,
         llama_target=args.llama_target,
         llama_draft=args.llama_draft,
     )
