@@ -1,6 +1,6 @@
 """Measure a draft's acceptance length on prompts, greedily, in process, per kind of prompt.
 
-    python scripts/acceptance.py TARGET DRAFT [DRAFT ...] [--prompts FILE] [--dtype float32]
+    python scripts/acceptance.py TARGET DRAFT [DRAFT ...] [--prompts FILE] [--window N]
 
 Acceptance length is accepted drafts + 1 per round; a prompt ends at the end-of-turn token or after
 the given number of new tokens. Also printed: how honest the survival of the confidences is.
@@ -27,7 +27,7 @@ from vllm_dspark.sampling.params import Sampling  # noqa: E402
 from vllm_dspark.training.calibrate import auroc, expected_calibration_error, sigmoid  # noqa: E402
 from vllm_dspark.training.chat import read_chat_format  # noqa: E402
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 256
+BLOCK_SIZE, NUM_BLOCKS = 16, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,12 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, default=Path("tests/data/held_out.jsonl"))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--window", type=int, help="context positions that the draft sees")
     args = parser.parse_args()
     chat = read_chat_format(args.target)
     entries = [json.loads(line) for line in args.prompts.read_text().splitlines() if line.strip()]
     for draft in args.drafts:
-        loaded = load(args.target, args.dtype, DraftSettings(folder=draft))
+        loaded = load(args.target, args.dtype, DraftSettings(folder=draft, window=args.window))
         runner = build_runner(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         lengths: dict[str, list[int]] = defaultdict(list)
         logits, num_tokens, started = [], 0, time.perf_counter()
