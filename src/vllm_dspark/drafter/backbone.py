@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vllm_dspark.drafter.config import DraftConfig
-from vllm_dspark.nn.linear import Linear
+from vllm_dspark.nn.linear import Linear, joined
 from vllm_dspark.nn.mlp import GatedMLP
 from vllm_dspark.nn.norm import RMSNorm
 from vllm_dspark.nn.rotary import Rotary, Tables
@@ -49,11 +49,14 @@ class BlockAttention(nn.Module):
 
     def context(self, fused: mx.array, tables: Tables) -> KeysValues:
         """Keys and values of committed tokens: fused [N, d] -> two of [N, KV, D]."""
-        start = self.num_heads * self.head_dim
-        stop = start + 2 * self.num_kv_heads * self.head_dim
-        keys, values = mx.split(self.qkv_proj.rows(start, stop)(fused), 2, axis=-1)
+        keys, values = mx.split(self.context_proj()(fused), 2, axis=-1)
         keys = self._heads(keys, self.num_kv_heads)
         return _rotate(self.k_norm(keys), tables), self._heads(values, self.num_kv_heads)
+
+    def context_proj(self) -> Linear:
+        """The rows of ``qkv_proj`` that give keys, then values."""
+        start = self.num_heads * self.head_dim
+        return self.qkv_proj.rows(start, start + 2 * self.num_kv_heads * self.head_dim)
 
     def block(self, x: mx.array, tables: Tables) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys, values of block slots: x [R, S, d] -> [R, S, heads, D] each."""
@@ -124,6 +127,23 @@ class Backbone(nn.Module):
         self.layers = layers
         self.norm = norm
         self._rotary = config.make_rotary()
+        self._context_proj: Linear | None = None
+        self._key_scale: mx.array | None = None
+
+    def join_context(self) -> None:
+        """Keep the key and value rows of all layers as one more matrix, read along its outputs.
+
+        A CPU then absorbs a token with one product instead of one per layer. Weights must not
+        change afterwards; quantised ones stay as they are.
+        """
+        attentions = [layer.self_attn for layer in self.layers]
+        if any(one.qkv_proj.is_quantized for one in attentions):
+            return
+        self._context_proj = joined([one.context_proj() for one in attentions])
+        self._context_proj.lay_input_major()
+        self.fc.lay_input_major()
+        self._key_scale = mx.stack([one.k_norm.weight for one in attentions])[:, None]
+        mx.eval(self._context_proj.parameters(), self._key_scale)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -148,7 +168,19 @@ class Backbone(nn.Module):
             Per layer (keys, values), both [N, KV, D]; keys are normed and rotated.
         """
         tables = self._rotary.tables(positions)
+        if self._context_proj is not None:
+            return self._joined_context(self._context_proj, fused, tables)
         return [layer.self_attn.context(fused, tables) for layer in self.layers]
+
+    def _joined_context(self, proj: Linear, fused: mx.array, tables: Tables) -> list[KeysValues]:
+        """``context_kv`` of all layers at once."""
+        first = self.layers[0].self_attn
+        shape = (fused.shape[0], len(self.layers), 2, first.num_kv_heads, first.head_dim)
+        both = proj(fused).reshape(shape)
+        keys = mx.fast.rms_norm(both[:, :, 0], None, first.k_norm.eps) * self._key_scale
+        keys = keys.reshape(shape[0], -1, first.head_dim)
+        keys = _rotate(keys, tables).reshape(shape[0], shape[1], *shape[3:])
+        return [(keys[:, layer], both[:, layer, 1]) for layer in range(shape[1])]
 
     def block(self, x: mx.array, positions: mx.array, attend: BlockAttend) -> mx.array:
         """Run embedded block slots through all layers.

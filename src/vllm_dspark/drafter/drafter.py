@@ -75,11 +75,12 @@ class Drafter(nn.Module):  # noqa: PLR0904 - training uses its parts one by one
     def lay_out_for_cpu(self, silu: Callable[[mx.array], mx.array]) -> None:
         """Store matrices the way a CPU multiplies fastest; for serving, not for training.
 
-        ``qkv_proj`` and ``fc`` stay: the context takes rows of the first, which must be compact.
+        ``qkv_proj`` stays: its key and value rows are kept once more, for absorbing.
 
         Args:
             silu: the activation to use from now on.
         """
+        self.backbone.join_context()
         for layer in self.backbone.layers:
             layer.mlp.silu = silu
             for linear in (layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):

@@ -222,3 +222,23 @@ def test_every_trainable_weight_gets_a_gradient(heads: dict[str, Any]) -> None:
     _, gradients = nn.value_and_grad(drafter, loss)(drafter)
     for name, gradient in tree_flatten(gradients):
         assert mx.abs(gradient).max().item() > 0, name
+
+
+def test_joining_the_layers_context_changes_no_number() -> None:
+    drafter = tiny_drafter()
+    backbone = drafter.backbone
+    for layer in backbone.layers:
+        weight = layer.self_attn.k_norm.weight
+        layer.self_attn.k_norm.weight = mx.random.normal(weight.shape)
+    taps = [mx.random.normal((5, size)) for size in [drafter.config.target_hidden_size] * 2]
+    fused, positions = drafter.fuse(taps), mx.arange(3, 8)
+    apart = drafter.context_kv(fused, positions)
+    backbone.join_context()
+    together = drafter.context_kv(drafter.fuse(taps), positions)
+    assert len(together) == len(apart) == len(backbone.layers) > 1
+    for one, other in zip(apart, together, strict=True):
+        for left, right in zip(one, other, strict=True):
+            assert left.shape == right.shape
+            assert mx.allclose(left, right, atol=1e-5)
+    backbone.layers[0].self_attn.qkv_proj.weight *= 2
+    assert mx.allclose(drafter.context_kv(fused, positions)[0][1], apart[0][1], atol=1e-5)
