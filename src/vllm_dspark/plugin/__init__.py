@@ -8,6 +8,8 @@ ENVIRONMENT_DEFAULTS = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     # MLX does not survive a fork.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # TF32 rounds the factors of float32 products of two rows or more: drafting would change text.
+    "MLX_ENABLE_TF32": "0",
 }
 
 
