@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_dspark.blas import load_blas
+from vllm_dspark.settings import EXACT_FLOAT32, set_environment_defaults
 
 load_blas()
+set_environment_defaults(EXACT_FLOAT32)
 
 import numpy as np  # noqa: E402
 

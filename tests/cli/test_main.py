@@ -1,5 +1,6 @@
 """The dispatcher: help, unknown commands, errors."""
 
+import os
 import subprocess
 import sys
 
@@ -29,6 +30,14 @@ def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[s
         cli.main(["cure"])
     assert stop.value.code == 2
     assert "doctor" in capsys.readouterr().err
+
+
+def test_commands_compute_float32_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_ENABLE_TF32", "")
+    monkeypatch.delenv("MLX_ENABLE_TF32")
+    monkeypatch.setattr("vllm_dspark.cli.doctor.run", lambda _args: 0)
+    assert cli.main(["doctor"]) == 0
+    assert os.environ["MLX_ENABLE_TF32"] == "0"
 
 
 def test_our_errors_print_their_sentence_and_exit_2(

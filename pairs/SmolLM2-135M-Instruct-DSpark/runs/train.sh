@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The commands that made this draft, on machines with two NVIDIA H200 GPUs (29 November 2026), in two
-# leases. GPU 1 wrote rows all the time while GPU 0 trained on those that were there; one GPU gives
+# sessions. GPU 1 wrote rows all the time while GPU 0 trained on those that were there; one GPU gives
 # the same kind of draft if the rows are made first.
 set -euo pipefail
 target=${1:?usage: train.sh TARGET_FOLDER}   # vllm-dspark fetch-demo

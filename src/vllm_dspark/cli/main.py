@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from vllm_dspark import __version__
 from vllm_dspark.cli.table import add_commands
 from vllm_dspark.errors import DSparkError
+from vllm_dspark.settings import EXACT_FLOAT32, set_environment_defaults
 
 COMMANDS = {
     "bench": "vllm_dspark.cli.bench",
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The command's exit status, or 2 after printing the sentence of a DSparkError.
     """
     args = build_parser().parse_args(argv)
+    set_environment_defaults(EXACT_FLOAT32)
     try:
         return args.run(args)
     except DSparkError as error:

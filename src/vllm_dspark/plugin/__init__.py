@@ -1,6 +1,6 @@
 """vLLM's contract: platform, worker, translation, refusals. Only this package knows vLLM."""
 
-from vllm_dspark.settings import set_environment_defaults
+from vllm_dspark.settings import EXACT_FLOAT32, set_environment_defaults
 
 PLATFORM_CLASS = "vllm_dspark.plugin.platform.MLXPlatform"
 ENVIRONMENT_DEFAULTS = {
@@ -8,8 +8,7 @@ ENVIRONMENT_DEFAULTS = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     # MLX does not survive a fork.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # TF32 rounds the factors of float32 products of two rows or more: drafting would change text.
-    "MLX_ENABLE_TF32": "0",
+    **EXACT_FLOAT32,
 }
 
 
