@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_dspark.arms.corpus import Prompt, chat_text, read_corpus
+from vllm_dspark.arms.corpus import Prompt, chat_text, pick_evenly, read_corpus
 from vllm_dspark.arms.spec import Ask
 from vllm_dspark.errors import SettingsError
 
@@ -104,10 +104,11 @@ def _shared(num_tokens: int) -> Make:
 
 
 def _corpus(*left_out: str) -> Make:
-    """The shipped prompts in their order, without some kinds; never more than there are."""
+    """The shipped prompts, one of each kind in turn, without some kinds; at most all of them."""
 
     def make(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
-        return [one.text for one in corpus if one.kind not in left_out][:count]
+        wanted = [one for one in corpus if one.kind not in left_out]
+        return [one.text for one in pick_evenly(wanted, count)]
 
     return make
 
