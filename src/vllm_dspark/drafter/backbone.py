@@ -143,7 +143,6 @@ class Backbone(nn.Module):
         self._context_proj.lay_input_major()
         self.fc.lay_input_major()
         self._key_scale = mx.stack([one.k_norm.weight for one in attentions])[:, None]
-        mx.eval(self._context_proj.parameters(), self._key_scale)
 
     @property
     def dtype(self) -> mx.Dtype:
