@@ -4,6 +4,9 @@ import pytest
 from driver import Engine, Live, cases, make_runner, run_alone
 from stubs import Oracle, ScriptedProposer
 
+from vllm_dspark.runner import step
+from vllm_dspark.runner.pack import pack
+from vllm_dspark.runner.schedule import Admission, Grammar, Outcome, Schedule, Turn
 from vllm_dspark.sampling.params import Sampling
 
 PROMPT, OUTPUT = cases()[0]
@@ -64,3 +67,46 @@ def test_a_request_runs_to_exactly_the_context_limit(
     assert live.tokens == OUTPUT[:room]
     assert len(live.blocks) <= -(-limit // block_size)
     assert len(engine.free) == free
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+@pytest.mark.parametrize("reason", ["max_tokens", "end id", "early end id"])
+def test_a_step_scheduled_before_the_end_was_seen_computes_nothing(
+    reason: str, drafting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prompt, answer), (other, _), *_ = cases()
+    options = {
+        "max_tokens": {"max_tokens": 1},
+        "end id": {"end_ids": frozenset([answer[0]]), "max_tokens": 9},
+        "early end id": {"end_ids": frozenset([answer[0]]), "max_tokens": 9, "min_tokens": 5},
+    }[reason]
+    runner = make_runner(proposer="draft" if drafting else None)
+    admissions = tuple(
+        Admission(
+            request_id=name, token_ids=ids, num_prompt=len(ids), num_computed=0,
+            blocks=(list(range(start, start + 20)),), sampling=Sampling(temperature=0.0, **extra),
+        )
+        for name, ids, start, extra in (("a", prompt, 1, options), ("b", other, 30, {}))
+    )  # fmt: skip
+    turns = (Turn("a", len(prompt)), Turn("b", len(other)))
+    runner.begin(Schedule(admissions=admissions, turns=turns))
+    first = runner.finish(Grammar()).outcomes
+    assert first["a"].token_ids == (answer[0],)
+
+    packed = []
+    monkeypatch.setattr(
+        step, "pack", lambda table, turns: packed.append(turns) or pack(table, turns)
+    )
+    widths = {name: len(first[name].drafts) for name in ("a", "b")}
+    turns = tuple(Turn(name, 1 + widths[name], widths[name]) for name in ("a", "b"))
+    runner.begin(Schedule(turns=turns))
+    second = runner.finish(Grammar()).outcomes
+    assert list(second) == ["a", "b"]
+    goes_on = reason == "early end id"
+    assert [turn.request_id for turn in packed[0]] == (["a", "b"] if goes_on else ["b"])
+    assert bool(second["a"].token_ids) == goes_on
+    assert second["b"].token_ids
+    if not goes_on:
+        runner.begin(Schedule(turns=turns[:1]))
+        assert runner.finish(Grammar()).outcomes == {"a": Outcome()}
+        assert len(packed) == 1

@@ -43,6 +43,21 @@ class Request:
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the newest token is the last one.
+
+        The scheduler stops the request for the same reason, but under async scheduling it may have
+        scheduled one more step before it saw that token.
+        """
+        limit = self.sampling.max_tokens
+        if self.num_outputs < 1:
+            return False
+        if limit is not None and self.num_outputs >= limit:
+            return True
+        is_end = self.token_ids[-1] in self.sampling.end_ids
+        return is_end and self.num_outputs >= self.sampling.min_tokens
+
 
 class RequestTable:
     """Live requests by id; follows the scheduler's decisions."""

@@ -108,6 +108,7 @@ class Runner:
         self._rejection = rejection
         self._max_gathered = max_gathered
         self._pending: Pending | None = None
+        self._ended: tuple[str, ...] = ()
 
     @property
     def num_groups(self) -> int:
@@ -120,13 +121,21 @@ class Runner:
         self._proposer = wrap(self._proposer)
 
     def begin(self, schedule: Schedule) -> None:
-        """Follow the scheduler and build this step's forward; the device is not waited for."""
+        """Follow the scheduler and build this step's forward; the device is not waited for.
+
+        Nothing is computed for a request that ended in the step before this one was scheduled.
+        """
         started = time.perf_counter()
         self.table.follow(schedule)
-        if not schedule.turns:
+        turns = [one for one in schedule.turns if not self.table[one.request_id].has_ended]
+        live = {one.request_id for one in turns}
+        self._ended = tuple(
+            one.request_id for one in schedule.turns if one.request_id not in live
+        )
+        if not turns:
             self._pending = None
             return
-        batch = pack(self.table, schedule.turns)
+        batch = pack(self.table, turns)
         groups = {0} if self._proposer is None else {0, self._proposer.group}
         layouts = {
             group: make_layout(
@@ -146,8 +155,9 @@ class Runner:
     def finish(self, grammar: Grammar) -> StepResult:
         """Decide tokens and drafts, wait for the device once, and commit the step."""
         pending, self._pending = self._pending, None
+        ended = {request_id: Outcome() for request_id in self._ended}
         if pending is None:
-            return StepResult()
+            return StepResult(ended)
         started = time.perf_counter()
         decided = self._decide(pending, grammar)
         waited = [*self._pool.arrays, *decided.arrays]
@@ -157,7 +167,7 @@ class Runner:
             waited.extend(scores.arrays)
         mx.eval(waited)
         self._observe_time(pending, decided, (time.perf_counter() - started) * 1e3)
-        outcomes = self._commit(pending, decided)
+        outcomes = {**ended, **self._commit(pending, decided)}
         order = [turn.request_id for turn in pending.schedule.turns]
         return StepResult({request_id: outcomes[request_id] for request_id in order})
 
