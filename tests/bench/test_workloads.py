@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dspark.arms.corpus import load_tokenizer
+from vllm_dspark.arms.corpus import load_tokenizer, read_corpus
 from vllm_dspark.bench.workloads import WORKLOADS, make_workload
 from vllm_dspark.errors import SettingsError
 
@@ -75,6 +75,10 @@ def test_the_corpus_is_whole_and_its_short_prompts_are_short(tokenizer: Any) -> 
     assert len(whole) == 40
     assert [text for text in whole if text in short] == list(short)
     assert len(short) == 35
+    assert make_workload("short", tokenizer, 5).texts == short[:5]
+    kinds = {one.text: one.kind for one in read_corpus()}
+    asked = [kind for text in short[:5] for one, kind in kinds.items() if one in text]
+    assert len(set(asked)) == 5  # the first few are of every kind
 
 
 @pytest.mark.parametrize("name", ["poems+json", "chat+loud", "sampled+json"])

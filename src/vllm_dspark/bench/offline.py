@@ -28,7 +28,7 @@ class OfflineSettings:
     Attributes:
         arms: as ``arm_names`` says, or mlx_lm.
         synthetic: preset or rates of the synthetic arm; "" leaves it out.
-        num_requests: requests of a workload, at least as many as clients.
+        num_requests: requests of a cell; with more clients than that, one for each.
         kv_bytes: pages of each of our arms.
     """
 
@@ -79,7 +79,8 @@ class OfflineBench:
                 timed = self._asked(arms)
                 self._check(timed, workload, asks[workload.name], arms[PLAIN].judge)
                 for clients in self._settings.clients:
-                    self._time(timed, workload, asks[workload.name], clients)
+                    sent = asks[workload.name][: max(clients, self._settings.num_requests)]
+                    self._time(timed, workload, sent, clients)
             for arm in arms.values():
                 memory.append({"arm": arm.name, **arm.memory()})
         cells = list(self._cells.values())
@@ -159,8 +160,9 @@ class OfflineBench:
             checks = {}
             for clients in self._settings.clients:
                 arm.reset_cache()
-                run = arm.generate(asks, clients)
-                checks[clients] = self._compare(name, judge, workload, asks, run)
+                sent = asks[: max(clients, self._settings.num_requests)]
+                run = arm.generate(sent, clients)
+                checks[clients] = self._compare(name, judge, workload, sent, run)
             for clients, check in checks.items():
                 cell = Cell(name, workload.name, clients, check=check)
                 if check is None:
@@ -181,7 +183,7 @@ class OfflineBench:
             name,
             run.tokens,
             REFERENCE,
-            self._expected[workload.name].tokens,
+            self._expected[workload.name].tokens[: len(asks)],
             names=[f"{workload.name}-{index}" for index in range(len(asks))],
             prompts=[ask.token_ids for ask in asks],
             judge=judge,

@@ -2,11 +2,12 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_dspark.arms.corpus import Prompt, chat_text, pick_evenly, read_corpus
+from vllm_dspark.arms.corpus import Prompt, chat_text, read_corpus
 from vllm_dspark.arms.spec import Ask
 from vllm_dspark.errors import SettingsError
 
@@ -107,8 +108,13 @@ def _corpus(*left_out: str) -> Make:
     """The shipped prompts, one of each kind in turn, without some kinds; at most all of them."""
 
     def make(_: Any, corpus: Sequence[Prompt], count: int) -> list[str]:
-        wanted = [one for one in corpus if one.kind not in left_out]
-        return [one.text for one in pick_evenly(wanted, count)]
+        turns: Counter[str] = Counter()
+        ranked = []
+        for one in corpus:
+            if one.kind not in left_out:
+                ranked.append((turns[one.kind], one.text))
+                turns[one.kind] += 1
+        return [text for _, text in sorted(ranked, key=lambda pair: pair[0])][:count]
 
     return make
 
