@@ -145,6 +145,13 @@ class Backbone(nn.Module):
         self._key_scale = mx.stack([one.k_norm.weight for one in attentions])[:, None]
 
     @property
+    def joined_arrays(self) -> list[mx.array]:
+        """What ``join_context`` made, to be evaluated with the weights."""
+        if self._context_proj is None or self._key_scale is None:
+            return []
+        return [self._context_proj.weight, self._key_scale]
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The dtype that the draft layers compute in."""
         return self.norm.weight.dtype

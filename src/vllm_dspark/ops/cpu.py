@@ -7,6 +7,7 @@ On an AMD EPYC core MLX's exponential takes 15 to 25 ns an element and the one b
 import functools
 
 import mlx.core as mx
+import numpy as np
 
 from vllm_dspark.ops import reference
 
@@ -19,6 +20,9 @@ POLYNOMIAL = (
     0.6931471824645996, 1.0000001192092896,
 )  # fmt: skip
 """2^f for |f| <= 1/2 through Chebyshev's nodes, highest power first; within 1.8e-7 of it."""
+
+MAX_KEPT_ROWS = 32
+"""Masks of more rows are made anew in every layer, since they would take too much memory."""
 
 FEW_ELEMENTS = 8192
 """Up to here MLX's exponential is as fast: every operation costs some 10 us."""
@@ -77,7 +81,19 @@ def _bias(allowed: mx.array) -> mx.array:
     return mx.where(allowed, mx.array(0.0), mx.array(-mx.inf))
 
 
-@functools.lru_cache(maxsize=4)
 def _causal_bias(rows: int, length: int) -> mx.array:
-    """[1, 1, rows, length]: 0 where a row may look, else -inf. One for all layers of a step."""
+    if rows <= MAX_KEPT_ROWS:
+        return _few_rows_bias(rows, length)
     return _bias(reference.causal_mask(rows, length))
+
+
+@functools.lru_cache(maxsize=4)
+def _few_rows_bias(rows: int, length: int) -> mx.array:
+    """[1, 1, rows, length]: 0 where a row may look, else -inf. One for all layers of a step.
+
+    Made on the host: an operation would belong to a stream of this thread, and the next engine of
+    the process computes in another.
+    """
+    last = np.arange(length - rows, length)
+    bias = np.where(np.arange(length) <= last[:, None], 0.0, -np.inf)
+    return mx.array(bias.astype(np.float32).reshape(1, 1, rows, length))

@@ -153,7 +153,7 @@ def _load_block_pair(folder: Path, dtype: mx.Dtype, draft: DraftSettings) -> Loa
     drafter = load_drafter(draft.folder, draft_config, dtype, draft.quantization)
     if mx.default_device() == mx.Device(mx.cpu):
         drafter.lay_out_for_cpu(cpu.silu)
-        mx.eval(drafter.parameters())
+        mx.eval(drafter.parameters(), drafter.backbone.joined_arrays)
     loaded = LoadedDraft(drafter, num_drafts, top_k, draft.draws, draft.window)
     return Loaded(config, target, dtype, loaded)
 

@@ -1,6 +1,7 @@
 """The CPU's exponential, activation and attention equal what they replace."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -51,6 +52,16 @@ def test_attention_equals_the_reference(
     got = cpu.mix(q, k, v, mask=given, scale=0.25)
     assert got.shape == expected.shape
     assert mx.abs(got - expected).max().item() < 1e-5
+
+
+def test_a_mask_that_another_thread_left_unfinished_can_be_used() -> None:
+    def attend(_: object = None) -> mx.array:
+        q, k = mx.ones((1, 2, 5, 8)), mx.ones((1, 2, 41, 8))
+        return cpu.mix(q, k, k, mask="causal", scale=1.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(attend).result()  # built, never computed
+    assert mx.allclose(attend(), mx.ones((1, 2, 5, 8))).item()
 
 
 def test_a_masked_key_has_no_weight() -> None:
