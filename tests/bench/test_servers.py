@@ -7,16 +7,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from vllm_dspark.bench import serve
+from vllm_dspark.bench.cells import Cell, Measured
 from vllm_dspark.bench.prometheus import (
     parse_metrics,
     read_cached,
     read_drafting,
     read_kv_tokens,
 )
-from vllm_dspark.bench.serve import ServeSettings, make_specs
+from vllm_dspark.bench.serve import ServeBench, ServeSettings, make_specs
 from vllm_dspark.bench.servers import ServerSpec, start_server
 from vllm_dspark.errors import SettingsError, SetupError
 
+TARGET = Path(__file__).parents[1] / "conformance" / "target"
 CHILD = "import time; time.sleep(600)"
 SERVER = f"""
 import http.server, subprocess, sys
@@ -118,3 +121,44 @@ def test_a_terminated_command_stops_its_server() -> None:
     assert parent.wait(30) == 143
     parent.stdout.close()
     assert not server.is_running()
+
+
+@pytest.fixture
+def broken_bench(monkeypatch: pytest.MonkeyPatch) -> tuple[ServeBench, list[tuple[str, int]]]:
+    """A bench of target-only and llama.cpp whose servers are not started; the second fails."""
+    settings = ServeSettings(
+        model=TARGET, draft=TARGET, arms=("target-only sync", "llama.cpp"), clients=(1,), repeats=2
+    )
+    specs = [ServerSpec("target-only sync", "vllm", ()), ServerSpec("llama.cpp", "llama.cpp", ())]
+    monkeypatch.setattr(serve, "make_specs", lambda settings: (specs, []))
+    bench, turns = ServeBench(settings, lambda text: None), []
+
+    def run_arm(spec: ServerSpec, repeat: int, workloads: object) -> None:
+        turns.append((spec.name, repeat))
+        cell = Cell(spec.name, "short", 1, check={"exact": 1, "top_k": 0, "failures": 0})
+        cell.repeats.append(Measured(8, 1.0, 1.0, 1.0, 1.0, 1.0))
+        bench._cells[spec.name, "short", 1] = cell
+        if spec.kind != "vllm":
+            raise SetupError("it closed the connection")
+
+    monkeypatch.setattr(bench, "_run_arm", run_arm)
+    return bench, turns
+
+
+def test_an_outside_server_that_fails_is_left_out_and_the_rest_goes_on(broken_bench) -> None:
+    bench, turns = broken_bench
+    found = bench.run()
+    assert found["skipped"] == ["llama.cpp: it closed the connection"]
+    assert [cell["arm"] for cell in found["cells"]] == ["target-only sync"]
+    assert turns == [("target-only sync", 0), ("llama.cpp", 0), ("target-only sync", 1)]
+
+
+def test_our_own_server_may_not_fail(broken_bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = broken_bench
+
+    def fail(spec: ServerSpec, repeat: int, workloads: object) -> None:
+        raise SetupError("it died")
+
+    monkeypatch.setattr(bench, "_run_arm", fail)
+    with pytest.raises(SetupError, match="it died"):
+        bench.run()

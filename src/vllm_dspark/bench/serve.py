@@ -182,6 +182,7 @@ class ServeBench:
         self._cells: dict[tuple[str, str, int], Cell] = {}
         self._expected: dict[str, Expected] = {}
         self._memory: dict[str, dict[str, Any]] = {}
+        self._failed: dict[str, str] = {}
 
     @property
     def has_mismatch(self) -> bool:
@@ -205,23 +206,38 @@ class ServeBench:
         for repeat, name in in_turns(list(named), self._settings.repeats):
             if repeat and name not in self._settings.arms:
                 continue  # the reference has given its answers
-            with start_server(named[name]) as server:
-                self._tell(f"repeat {repeat + 1}: {name} answers")
-                for workload in workloads:
-                    if workload.schema and server.spec.kind != "vllm":
-                        continue  # the client asks for a grammar in vLLM's words
-                    if repeat == 0:
-                        self._check(server, workload)
-                    if name in self._settings.arms:
-                        self._time_all(server, workload)
-                self._memory[name] = read_memory(server, self._settings.kv_bytes)
-        cells = [one for one in self._cells.values() if one.repeats]
+            if name in self._failed:
+                continue
+            try:
+                self._run_arm(named[name], repeat, workloads)
+            except SetupError as error:
+                if named[name].kind == "vllm":
+                    raise
+                self._failed[name] = f"{name}: {error}"
+                self._tell(f"left out: {self._failed[name]}")
+        cells = [
+            one for one in self._cells.values() if one.repeats and one.arm not in self._failed
+        ]
         return {
             "cells": [one.to_json() for one in cells],
             "ratios": find_ratios(cells, pairs_of(named, EXTRA_PAIRS, ALSO_DRAFTED)),
             "memory": [{"arm": name, **found} for name, found in self._memory.items()],
-            "skipped": skipped,
+            "skipped": [*skipped, *self._failed.values()],
         }
+
+    def _run_arm(self, spec: ServerSpec, repeat: int, workloads: Sequence[Workload]) -> None:
+        """One arm's turn on a fresh server."""
+        name = spec.name
+        with start_server(spec) as server:
+            self._tell(f"repeat {repeat + 1}: {name} answers")
+            for workload in workloads:
+                if workload.schema and spec.kind != "vllm":
+                    continue  # the client asks for a grammar in vLLM's words
+                if repeat == 0:
+                    self._check(server, workload)
+                if name in self._settings.arms:
+                    self._time_all(server, workload)
+            self._memory[name] = read_memory(server, self._settings.kv_bytes)
 
     def _load(self, workload: Workload, clients: int) -> Load:
         return Load(
@@ -296,7 +312,7 @@ class ServeBench:
             if server.spec.kind == "vllm":
                 server.post("/reset_prefix_cache", {})
             before = read_counts(server)
-            result = run_client(server, self._settings.model, self._load(workload, clients))
+            result = self._run_client(server, self._load(workload, clients))
             measured = measure(result, before, read_counts(server))
             cell = self._cells[server.spec.name, workload.name, clients]
             cell.repeats.append(measured)
@@ -305,6 +321,16 @@ class ServeBench:
                 f"{workload.name}, {clients} clients, {server.spec.name}: "
                 f"{measured.tokens_per_s:.1f} tokens/s, {measured.length:.2f} tokens/round"
             )
+
+    def _run_client(self, server: Server, load: Load) -> dict[str, Any]:
+        """The client's result; others' servers, which may close a connection, get a second try."""
+        try:
+            return run_client(server, self._settings.model, load)
+        except SetupError as error:
+            if server.spec.kind == "vllm":
+                raise
+            self._tell(f"{server.spec.name}: once more, since {str(error)[:200]}")
+            return run_client(server, self._settings.model, load)
 
     def _check_timed(self, cell: Cell, texts: Sequence[str]) -> None:
         """The answers of a timed run must be as good as those of the untimed one."""
