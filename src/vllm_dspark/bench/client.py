@@ -74,9 +74,11 @@ def run_client(server: Server, model: Path, load: Load) -> dict[str, Any]:
             raise SetupError(f"vllm bench serve failed:\n{(done.stdout + done.stderr)[-3000:]}")
         result = json.loads(path.read_text())
     if result["completed"] != len(load.texts):
+        errors = [one for one in result.get("errors", []) if one]
+        reason = errors[0].strip().splitlines()[-1] if errors else "no reason was given"
         raise SetupError(
             f"{server.spec.name} answered {result['completed']} of {len(load.texts)} requests: "
-            f"{[one for one in result.get('errors', []) if one][:1]}"
+            f"{reason}"
         )
     return result
 
