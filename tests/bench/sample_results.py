@@ -78,7 +78,10 @@ def bench_result(kind: str = "offline") -> dict[str, Any]:
         ],
         "ratios": ratios,
         "memory": [{"arm": arm, "resident_bytes": 900 << 20, "kv_tokens": 4096} for arm in arms],
-        "skipped": ["llama.cpp DSpark: no GGUF of the draft"],
+        "skipped": [
+            "llama.cpp DSpark: no GGUF of the draft",
+            "llama.cpp: a_client_library.client_exceptions.ServerDisconnectedError",
+        ],
         "synthetic": None,
     }
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vllm_dspark.bench.arm_names import HELP as ARM_HELP
+from vllm_dspark.blas import load_blas
 from vllm_dspark.cli.results import (
     add_pair_arguments,
     add_workload_arguments,
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    load_blas()  # before MLX is imported, so that the record says what the arms use
     from vllm_dspark.bench.record import Disturbance, make_record
     from vllm_dspark.bench.serve import ServeBench, ServeSettings
     from vllm_dspark.bench.table import bench_tables

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vllm_dspark.blas import load_blas
 from vllm_dspark.cli.results import (
     add_pair_arguments,
     command_line,
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
+    load_blas()  # before MLX is imported, so that the record says what the arms use
     from vllm_dspark.bench.record import make_record
     from vllm_dspark.parity.text import TextParity, TextSettings
 
