@@ -13,13 +13,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# scripts/setup.sh makes the first one from OpenBLAS's wheel: up to 15 rows take 0.5 to 0.7 of the
-# time that they take with the 0.3.21 of Debian 12.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt
 KEPT_BYTES = 1 << 30
 LARGE_BYTES = (1 << 28, 1 << 25)  # older glibc accepts 32 MiB at most
 
-
+# scripts/setup.sh makes the first one from OpenBLAS's wheel: up to 15 rows take 0.5 to 0.7 of the
+# time that they take with the 0.3.21 of Debian 12.
 OPENBLAS_NAMES = (
     str(Path(sys.prefix) / "lib" / "vllm_dspark" / "libopenblas.so"),
     "libopenblas.so.0",

@@ -1,14 +1,19 @@
 """Servers end by their id in all cases; metrics pages are read."""
 
+import json
 import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from vllm_dspark.bench import serve
 from vllm_dspark.bench.cells import Cell, Measured
+from vllm_dspark.bench.client import Load, client_command
 from vllm_dspark.bench.prometheus import (
     parse_metrics,
     read_cached,
@@ -162,3 +167,52 @@ def test_our_own_server_may_not_fail(broken_bench, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bench, "_run_arm", fail)
     with pytest.raises(SetupError, match="it died"):
         bench.run()
+
+
+def test_the_reference_that_is_no_arm_answers_once_and_is_not_timed(
+    broken_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, _ = broken_bench
+    bench._settings = replace(bench._settings, arms=("DSpark async",), workloads=("short",))
+    specs = [ServerSpec(name, "vllm", ()) for name in ("target-only sync", "DSpark async")]
+    monkeypatch.setattr(serve, "make_specs", lambda settings: (specs, []))
+    monkeypatch.setattr(serve, "read_memory", lambda *given: {})
+    checked, timed = [], []
+
+    @contextmanager
+    def start(spec: ServerSpec):
+        yield SimpleNamespace(spec=spec)
+
+    monkeypatch.setattr(serve, "start_server", start)
+    monkeypatch.setattr(bench, "_run_arm", ServeBench._run_arm.__get__(bench))
+    monkeypatch.setattr(bench, "_check", lambda server, _: checked.append(server.spec.name))
+    monkeypatch.setattr(bench, "_time_all", lambda server, _: timed.append(server.spec.name))
+    bench.run()
+    assert checked == ["target-only sync", "DSpark async"]
+    assert timed == ["DSpark async", "DSpark async"]
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("llama.cpp", 2), ("vllm", 1)])
+def test_only_other_servers_get_a_second_try(
+    kind: str, tries: int, broken_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, _ = broken_bench
+    asked = []
+
+    def fail(server: object, model: Path, load: object) -> dict:
+        asked.append(load)
+        raise SetupError("it closed the connection")
+
+    monkeypatch.setattr(serve, "run_client", fail)
+    with pytest.raises(SetupError, match="closed"):
+        bench._run_client(SimpleNamespace(spec=ServerSpec("x", kind, ())), None)
+    assert len(asked) == tries
+
+
+def test_a_schema_goes_to_the_server_in_vllms_words(tmp_path: Path) -> None:
+    load = Load(("Hello",), 8, 1, 0.0, schema='{"type": "integer"}')
+    server = SimpleNamespace(spec=ServerSpec("x", "vllm", ()), url="http://127.0.0.1:1")
+    command = client_command(server, tmp_path, load, tmp_path)
+    extra = json.loads(command[command.index("--extra-body") + 1])
+    assert extra == {"seed": load.seed, "structured_outputs": {"json": {"type": "integer"}}}
+    assert Load(("Hello",), 8, 1, 0.0).extra == {"seed": load.seed}

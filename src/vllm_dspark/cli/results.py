@@ -85,7 +85,9 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         "shared-prefix, shared-4k, repeated; each also with +sampled or +json",
     )
     parser.add_argument("--clients", type=numbers, default=(1, 4), metavar="N,N")
-    parser.add_argument("--requests", type=int, default=4, help="requests of a workload, at least")
+    parser.add_argument(
+        "--requests", type=int, default=4, help="requests of a cell; never fewer than clients"
+    )
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-drafts", type=int, default=0, help="K (default: as trained)")

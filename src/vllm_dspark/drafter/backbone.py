@@ -4,6 +4,7 @@ Attention is an argument; which positions a slot may see is the caller's knowled
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -145,11 +146,11 @@ class Backbone(nn.Module):
         self._key_scale = mx.stack([one.k_norm.weight for one in attentions])[:, None]
 
     @property
-    def joined_arrays(self) -> list[mx.array]:
-        """What ``join_context`` made, to be evaluated with the weights."""
-        if self._context_proj is None or self._key_scale is None:
+    def joined_arrays(self) -> list[Any]:
+        """What ``join_context`` made, as a tree to be evaluated with the weights."""
+        if self._context_proj is None:
             return []
-        return [self._context_proj.weight, self._key_scale]
+        return [self._context_proj.parameters(), self._key_scale]
 
     @property
     def dtype(self) -> mx.Dtype:

@@ -65,8 +65,7 @@ def _mix(
 ) -> mx.array:
     num_requests, heads, rows, size = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
-    folded = (q * scale).reshape(num_requests, kv_heads, -1, size)
-    scores = (folded @ k.swapaxes(-1, -2)).astype(mx.float32)
+    scores = reference.folded_scores(q, k, scale)
     if mask is not None:
         bias = _causal_bias(rows, length) if isinstance(mask, str) else _bias(mask)
         scores = scores.reshape(num_requests, heads, rows, length) + bias

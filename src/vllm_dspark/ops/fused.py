@@ -5,6 +5,7 @@ from functools import cache
 from importlib import resources
 
 import mlx.core as mx
+import numpy as np
 
 from vllm_dspark.ops import reference
 
@@ -56,8 +57,9 @@ def few_rows(
 
 @cache
 def _constant(value: float, ndim: int) -> mx.array:
-    """An array of one number, made once."""
-    return mx.full((1,) * ndim, value, mx.bool_ if isinstance(value, bool) else mx.float32)
+    """An array of one number, made once, on the host: streams belong to threads."""
+    dtype = np.bool_ if isinstance(value, bool) else np.float32
+    return mx.array(np.full((1,) * ndim, value, dtype))
 
 
 @cache

@@ -50,8 +50,7 @@ def _mix(
 ) -> mx.array:
     num_requests, heads, rows, size = q.shape
     kv_heads, length = k.shape[1], k.shape[2]
-    folded = (q * scale).reshape(num_requests, kv_heads, -1, size)
-    scores = (folded @ k.swapaxes(-1, -2)).astype(mx.float32)
+    scores = folded_scores(q, k, scale)
     if mask is not None:
         scores = scores.reshape(num_requests, heads, rows, length)
         allowed = causal_mask(rows, length) if isinstance(mask, str) else mask
@@ -59,6 +58,12 @@ def _mix(
     weights = mx.softmax(scores.reshape(num_requests, kv_heads, -1, length), axis=-1, precise=True)
     mixed = weights.astype(v.dtype) @ v
     return mixed.reshape(num_requests, heads, rows, size).astype(q.dtype)
+
+
+def folded_scores(q: mx.array, k: mx.array, scale: float) -> mx.array:
+    """Scores of q [R, H, M, D] and k [R, KV, L, D]: [R, KV, H / KV * M, L] float32."""
+    folded = (q * scale).reshape(k.shape[0], k.shape[1], -1, k.shape[3])
+    return (folded @ k.swapaxes(-1, -2)).astype(mx.float32)
 
 
 def causal_mask(rows: int, length: int) -> mx.array:

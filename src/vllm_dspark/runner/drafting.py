@@ -113,12 +113,10 @@ def trim_drafts(
     A verify step emits one token more than it accepts, so one place is left for it; and nothing
     follows a token that ends the request.
     """
-    sampling = request.sampling
-    last = request.token_ids[-1]
-    if last in sampling.end_ids and request.num_outputs >= sampling.min_tokens:
+    if request.has_ended:
         return ()
     kept = drafts[: max(tokens_left(request, policy.max_model_len) - 1, 0)]
     for index, token in enumerate(kept):
-        if token in sampling.end_ids:
+        if token in request.sampling.end_ids:
             return kept[: index + 1]
     return kept

@@ -108,7 +108,7 @@ class Runner:
         self._rejection = rejection
         self._max_gathered = max_gathered
         self._pending: Pending | None = None
-        self._ended: tuple[str, ...] = ()
+        self._ended: frozenset[str] = frozenset()
 
     @property
     def num_groups(self) -> int:
@@ -127,11 +127,9 @@ class Runner:
         """
         started = time.perf_counter()
         self.table.follow(schedule)
-        turns = [one for one in schedule.turns if not self.table[one.request_id].has_ended]
-        live = {one.request_id for one in turns}
-        self._ended = tuple(
-            one.request_id for one in schedule.turns if one.request_id not in live
-        )
+        ids = [turn.request_id for turn in schedule.turns]
+        self._ended = frozenset(one for one in ids if self.table[one].has_ended)
+        turns = [turn for turn in schedule.turns if turn.request_id not in self._ended]
         if not turns:
             self._pending = None
             return

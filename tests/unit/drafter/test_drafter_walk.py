@@ -224,8 +224,9 @@ def test_every_trainable_weight_gets_a_gradient(heads: dict[str, Any]) -> None:
         assert mx.abs(gradient).max().item() > 0, name
 
 
-def test_joining_the_layers_context_changes_no_number() -> None:
-    drafter = tiny_drafter()
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_joining_the_layers_context_changes_no_number(has_bias: bool) -> None:
+    drafter = tiny_drafter(attention_bias=has_bias)
     backbone = drafter.backbone
     for layer in backbone.layers:
         weight = layer.self_attn.k_norm.weight
@@ -233,7 +234,10 @@ def test_joining_the_layers_context_changes_no_number() -> None:
     taps = [mx.random.normal((5, size)) for size in [drafter.config.target_hidden_size] * 2]
     fused, positions = drafter.fuse(taps), mx.arange(3, 8)
     apart = drafter.context_kv(fused, positions)
+    assert not backbone.joined_arrays
     backbone.join_context()
+    made = [array for _, array in tree_flatten(backbone.joined_arrays)]
+    assert len(made) == 2 + has_bias  # all must be evaluated by the thread that made them
     together = drafter.context_kv(drafter.fuse(taps), positions)
     assert len(together) == len(apart) == len(backbone.layers) > 1
     for one, other in zip(apart, together, strict=True):

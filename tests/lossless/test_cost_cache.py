@@ -1,12 +1,9 @@
 """Measured costs on disk, the measuring itself, and how doctor shows them."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "lossless"))
 from driver import CONFORMANCE, NUM_BLOCKS, VANILLA, make_runner, pair
 
 from vllm_dspark.cli.cost_tables import describe_costs
